@@ -1,0 +1,135 @@
+"""Token statistics self-attention (ToST): attention from second moments of projected tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cumulant_jax.attention import arguments
+from cumulant_jax.attention.masks import token_mask
+from cumulant_jax.kernels import accumulation_dtype, choose_implementation
+
+_ENERGY_FLOOR = 1e-24
+_MEMBERSHIP_EPS = 1e-8
+
+
+def token_statistics_attention(
+    w: jax.Array,
+    *,
+    temperature: jax.Array | float,
+    mask: jax.Array | None = None,
+    seq_lengths: jax.Array | None = None,
+    is_causal: bool = False,
+    denominator_bias: jax.Array | None = None,
+    initial_state: Any = None,
+    return_state: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Self-attention from one projection of the tokens and its second moments.
+
+    With s = w², memberships Π and second moments m,
+
+      Π[n, h] = softmax over heads of temperature_h · Σ_i s[n, h, i] / Σ_m s[m, h, i]
+      m[h, i] = Σ_n Π[n, h] s[n, h, i] / (Σ_n Π[n, h] + 1e-8)
+      out     = − w · Π / (1 + m)
+
+    Time is linear in the tokens; the state is one number per head and feature.
+
+    Args:
+      w: projected tokens [*batch, T, H, D].
+      temperature: [H] or a scalar, learned.
+      mask: boolean [*batch, T], True = the token takes part. Masked tokens may hold anything, NaN
+        included; their outputs are zero.
+      seq_lengths: int [*batch]; tokens at and beyond the length are masked.
+      is_causal: not available for this function yet.
+      denominator_bias: belongs to the causal form.
+      initial_state: likewise.
+      return_state: likewise.
+      implementation: None (the best for this device) or "xla".
+
+    Returns:
+      [*batch, T, H, D] in the dtype of `w`. An all-zero input gives zeros and finite gradients.
+
+    Raises:
+      ValueError: shapes do not fit.
+      TypeError: an argument has the wrong type or dtype.
+      NotImplementedError: what was asked for is not available in the implementation.
+
+    Source:
+      Wu et al., "Token Statistics Transformer", arXiv 2412.17810, section 3 (TSSA), with the token
+      normalisation of the published code.
+
+    Example:
+      >>> import jax
+      >>> w = jax.random.normal(jax.random.key(0), (2, 100, 4, 16))
+      >>> token_statistics_attention(w, temperature=1.0).shape
+      (2, 100, 4, 16)
+    """
+    w = arguments.check_array("w", w)
+    temperature = arguments.check_per_head("temperature", temperature, w.shape[-2])
+    choose_implementation(implementation, "token_statistics_attention")
+    arguments.refuse_state(
+        "token_statistics_attention",
+        initial_state=initial_state,
+        return_state=return_state,
+        is_causal=is_causal,
+    )
+    if denominator_bias is not None:
+        raise ValueError("denominator_bias belongs to is_causal=True; leave it None otherwise.")
+    mask = token_mask(mask, seq_lengths, w.shape[:-3], w.shape[-3])
+    dtype = w.dtype
+    w = w.astype(accumulation_dtype(w))
+    if mask is not None:
+        w = jnp.where(mask[..., None, None], w, 0)
+    membership, second_moment = _token_statistics(w, temperature, mask)
+    out = -w * membership[..., None] / (1 + second_moment[..., None, :, :])
+    return out.astype(dtype)
+
+
+def token_memberships(
+    w: jax.Array,
+    *,
+    temperature: jax.Array | float,
+    mask: jax.Array | None = None,
+    seq_lengths: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The memberships Π and second moments m of `token_statistics_attention`, for looking at.
+
+    Args:
+      w: projected tokens [*batch, T, H, D].
+      temperature: [H] or a scalar.
+      mask: boolean [*batch, T], True = the token takes part.
+      seq_lengths: int [*batch]; tokens at and beyond the length are masked.
+
+    Returns:
+      Π [*batch, T, H], which sums to 1 over the heads (0 for a masked token), and m [*batch, H, D];
+      float32, or float64 for a float64 `w`.
+
+    Example:
+      >>> import jax
+      >>> w = jax.random.normal(jax.random.key(0), (2, 100, 4, 16))
+      >>> membership, second_moment = token_memberships(w, temperature=1.0)
+      >>> membership.shape, second_moment.shape
+      ((2, 100, 4), (2, 4, 16))
+    """
+    w = arguments.check_array("w", w)
+    temperature = arguments.check_per_head("temperature", temperature, w.shape[-2])
+    mask = token_mask(mask, seq_lengths, w.shape[:-3], w.shape[-3])
+    w = w.astype(accumulation_dtype(w))
+    if mask is not None:
+        w = jnp.where(mask[..., None, None], w, 0)
+    return _token_statistics(w, temperature, mask)
+
+
+def _token_statistics(w, temperature, mask) -> tuple[jax.Array, jax.Array]:
+    squares = w * w
+    energy = jnp.maximum(jnp.sum(squares, axis=-3, keepdims=True), _ENERGY_FLOOR)
+    logits = temperature.astype(w.dtype) * jnp.sum(squares / energy, axis=-1)
+    membership = jax.nn.softmax(logits, axis=-1)
+    if mask is not None:
+        membership = jnp.where(mask[..., None], membership, 0)
+    weighted = jnp.sum(membership[..., None] * squares, axis=-3)
+    total = jnp.sum(membership, axis=-2)[..., None] + _MEMBERSHIP_EPS
+    return membership, weighted / total

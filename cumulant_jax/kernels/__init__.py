@@ -1,0 +1,21 @@
+"""The passes over tokens that the linear-time attention functions are made of."""
+
+from cumulant_jax.kernels.cumulants import read_out_matrix
+from cumulant_jax.kernels.features import PolynomialFeatures, elu1
+from cumulant_jax.kernels.implementation import IMPLEMENTATIONS, choose_implementation
+from cumulant_jax.kernels.moments import accumulation_dtype, masked_mean, read_out, sum_moments
+from cumulant_jax.kernels.token_pass import chunk_length, token_pass
+
+__all__ = [
+    "IMPLEMENTATIONS",
+    "PolynomialFeatures",
+    "accumulation_dtype",
+    "choose_implementation",
+    "chunk_length",
+    "elu1",
+    "masked_mean",
+    "read_out",
+    "read_out_matrix",
+    "sum_moments",
+    "token_pass",
+]

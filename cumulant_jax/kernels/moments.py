@@ -1,0 +1,131 @@
+"""The two passes of linear-time attention: sum moments over keys, read them out with queries.
+
+Both work head by head on arrays [..., tokens, heads, dim], upcast chunk by chunk, and accumulate in
+float32 (float64 for float64 inputs). `features` is one of `features.py` or any hashable function of
+that form.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from cumulant_jax.kernels.token_pass import chunk_length, token_pass
+
+Features = Callable[[jax.Array], jax.Array]
+
+
+def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
+    """float32, or float64 where an input is float64."""
+    return jnp.result_type(jnp.float32, *(x.dtype for x in arrays))
+
+
+def masked_mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Mean over the unmasked tokens, zero where there are none.
+
+    Args:
+      x: [..., tokens, heads, dim].
+      mask: None or bool [..., tokens, heads or 1].
+
+    Returns:
+      [..., heads, dim] in the accumulation dtype.
+    """
+    dtype = accumulation_dtype(x)
+    if mask is None:
+        return jnp.mean(x, axis=-3, dtype=dtype)
+    total = jnp.sum(x, axis=-3, dtype=dtype, where=mask[..., None])
+    return total / jnp.maximum(jnp.sum(mask, axis=-2, dtype=dtype), 1)[..., None]
+
+
+def sum_moments(
+    features: Features,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    *,
+    key_pivot: jax.Array,
+    value_pivot: jax.Array,
+) -> jax.Array:
+    """Sums features(key − pivot) ⊗ (value − pivot, 1) over the unmasked tokens.
+
+    With the constant 1 appended to the values, one matrix product yields the mixed moments, the
+    sums of the features and, where these hold a constant, the sum of the values and the count.
+
+    Args:
+      features: feature map from dim to `features`.
+      key: [..., tokens, heads, dim].
+      value: [..., tokens, heads, value_dim].
+      mask: None or bool [..., tokens, heads or 1]; masked tokens may hold anything, NaN included.
+      key_pivot: [..., heads, dim], a vector near the mean, which keeps the sums small.
+      value_pivot: [..., heads, value_dim], likewise.
+
+    Returns:
+      [..., heads, features, value_dim + 1] in the accumulation dtype.
+    """
+    dtype = accumulation_dtype(key, value)
+    body = functools.partial(_moments_body, features, dtype)
+    chunk = _chunk(features, key, value.shape[-1], dtype)
+    return token_pass(body, chunk, (key, value), mask, (key_pivot, value_pivot))[1]
+
+
+def read_out(
+    features: Features, query: jax.Array, matrix: jax.Array, *, normaliser_eps: float | None = None
+) -> jax.Array:
+    """Reads moments out with the queries: features(query) @ matrix.
+
+    Args:
+      features: feature map from dim to `features`.
+      query: [..., tokens, heads, dim].
+      matrix: [..., heads or fewer, features, columns]; query heads in equal groups share one.
+      normaliser_eps: if given, the last column is a normaliser: the others are divided by it plus
+        this constant.
+
+    Returns:
+      [..., tokens, heads, columns] (one column fewer with a normaliser) in the matrix's dtype.
+    """
+    matrix = jnp.repeat(matrix, query.shape[-2] // matrix.shape[-3], axis=-3)
+    body = functools.partial(_read_out_body, features, normaliser_eps)
+    chunk = _chunk(features, query, matrix.shape[-1], matrix.dtype)
+    return token_pass(body, chunk, (query,), None, matrix)[0]
+
+
+def _moments_body(features, dtype, tokens, mask, pivots):
+    key, value = (
+        _head_major(x).astype(dtype) - pivot[..., None, :]
+        for x, pivot in zip(tokens, pivots, strict=True)
+    )
+    value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
+    if mask is not None:
+        mask = jnp.swapaxes(mask, -1, -2)[..., None]
+        key, value = jnp.where(mask, key, 0), jnp.where(mask, value, 0)
+    return (), jnp.einsum("...tf,...tv->...fv", features(key), value)
+
+
+def _read_out_body(features, normaliser_eps, tokens, mask, matrix):
+    (query,) = tokens
+    out = features(_head_major(query).astype(matrix.dtype)) @ matrix
+    if normaliser_eps is not None:
+        out = out[..., :-1] / (out[..., -1:] + normaliser_eps)
+    return _head_major(out), ()
+
+
+def _head_major(x: jax.Array) -> jax.Array:
+    """[..., tokens, heads, dim] to [..., heads, tokens, dim], and back."""
+    return jnp.swapaxes(x, -3, -2)
+
+
+def _chunk(features: Features, tokens: jax.Array, columns: int, dtype) -> int:
+    *batch, length, heads, dim = tokens.shape
+    num_features = jax.eval_shape(features, jax.ShapeDtypeStruct((1, dim), dtype)).shape[-1]
+    widest = max(num_features, columns, dim)
+    return chunk_length(length, max(_product(batch), 1) * heads * widest * dtype.itemsize)
+
+
+def _product(sizes) -> int:
+    result = 1
+    for size in sizes:
+        result *= size
+    return result

@@ -1,0 +1,143 @@
+"""One pass over the tokens: the single loop under every linear-time attention here.
+
+A pass calls `body` on slices of the token axis. What `body` returns per token is put together again
+along that axis; what it returns as sums is added up. Summing moments is a pass without per-token
+output; reading them out with the queries is a pass without sums; and the backward pass of either is
+a pass again, because the cotangent of a token input is per token and the cotangent of a shared
+input is a sum over tokens. So one custom derivative rule serves all, and memory stays linear.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+PyTree = Any
+Body = Callable[[PyTree, "jax.Array | None", PyTree], tuple[PyTree, PyTree]]
+
+# On the CPU a chunk is sized so that its working set stays in the cache. An accelerator is better
+# served by few large matrix products, so there the chunk only bounds the memory.
+_CHUNK_BYTES = {"cpu": 3 << 19}
+_CHUNK_BYTES_ACCELERATOR = 1 << 28
+_SHORTEST, _LONGEST = 128, 1024
+
+
+def chunk_length(num_tokens: int, bytes_per_token: int, *, platform: str | None = None) -> int:
+    """Chooses the number of tokens per chunk.
+
+    Args:
+      num_tokens: length of the token axis.
+      bytes_per_token: size of the largest intermediate array per token, over all batches and heads.
+      platform: "cpu", "gpu" or "tpu"; None for the default backend.
+
+    Returns:
+      A length that splits the tokens almost evenly, or `num_tokens` where one chunk will do.
+
+    >>> chunk_length(4096, 6 * 129 * 4, platform="cpu")
+    455
+    >>> chunk_length(197, 6 * 129 * 4, platform="cpu")
+    197
+    """
+    platform = platform or jax.default_backend()
+    if platform in _CHUNK_BYTES:
+        most = min(max(_CHUNK_BYTES[platform] // bytes_per_token, _SHORTEST), _LONGEST)
+    else:
+        most = max(_CHUNK_BYTES_ACCELERATOR // bytes_per_token, _LONGEST)
+    if 2 * num_tokens <= 3 * most:
+        return max(num_tokens, 1)
+    return num_tokens // -(-num_tokens // most)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def token_pass(
+    body: Body, chunk: int, tokens: PyTree, mask: jax.Array | None, shared: PyTree
+) -> tuple[PyTree, PyTree]:
+    """Runs `body` over chunks of the token axis.
+
+    Args:
+      body: `body(tokens, mask, shared) -> (per_token, sums)`, called with slices of at most `chunk`
+        tokens. It treats tokens independently of each other, and `sums` are additive over them.
+      chunk: tokens per call (static).
+      tokens: pytree of arrays [..., tokens, heads, dim].
+      mask: None or bool [..., tokens, heads or 1].
+      shared: pytree of arrays that every chunk sees whole.
+
+    Returns:
+      `per_token`, with arrays [..., tokens, heads, any], and `sums`.
+    """
+    length = jax.tree.leaves(tokens)[0].shape[-3]
+    full, rest = divmod(length, chunk)
+    if full == 1 and not rest:
+        return body(tokens, mask, shared)
+
+    def run(start, size):
+        part = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size, x.ndim - 3), tokens)
+        part_mask = mask
+        if mask is not None:
+            part_mask = lax.dynamic_slice_in_dim(mask, start, size, mask.ndim - 2)
+        return body(part, part_mask, shared)
+
+    def step(index, carry):
+        per_token, sums = carry
+        part, part_sums = run(index * chunk, chunk)
+        return _write(per_token, part, index * chunk), jax.tree.map(jnp.add, sums, part_sums)
+
+    per_token, sums = lax.fori_loop(0, full, step, _initial_carry(run, chunk, length, tokens))
+    if rest:
+        part, part_sums = run(full * chunk, rest)
+        per_token = _write(per_token, part, full * chunk)
+        sums = jax.tree.map(jnp.add, sums, part_sums)
+    return per_token, sums
+
+
+def _write(whole: PyTree, part: PyTree, start) -> PyTree:
+    return jax.tree.map(
+        lambda w, p: lax.dynamic_update_slice_in_dim(w, p, start, w.ndim - 3), whole, part
+    )
+
+
+def _initial_carry(run, chunk: int, length: int, tokens: PyTree) -> PyTree:
+    """Builds zeros shaped like the whole result, of the type that the loop's body returns."""
+    per_token, sums = jax.eval_shape(lambda: run(0, chunk))
+    # Under shard_map a loop's carry must vary over the same mesh axes going in as coming out. A
+    # zero selected by the tokens does so in every version of jax; XLA folds it to a constant.
+    zero = sum(jnp.where(x[(0,) * x.ndim] == 0, 0, 0) for x in jax.tree.leaves(tokens))
+
+    def zeros(struct, shape):
+        return jnp.broadcast_to(jnp.asarray(zero, struct.dtype), shape)
+
+    whole = jax.tree.map(lambda s: zeros(s, (*s.shape[:-3], length, *s.shape[-2:])), per_token)
+    return whole, jax.tree.map(lambda s: zeros(s, s.shape), sums)
+
+
+def _pull_back(body: Body, inputs: PyTree, mask, shared: PyTree) -> tuple[PyTree, PyTree]:
+    """The body of the backward pass: token cotangents per token, shared cotangents as sums."""
+    tokens, per_token_bar = inputs
+    shared, sums_bar = shared
+    _, pull = jax.vjp(lambda tokens, shared: body(tokens, mask, shared), tokens, shared)
+    return pull((per_token_bar, sums_bar))
+
+
+def _forward(body, chunk, tokens, mask, shared):
+    return token_pass(body, chunk, tokens, mask, shared), (tokens, mask, shared)
+
+
+def _backward(body, chunk, residuals, cotangents):
+    tokens, mask, shared = residuals
+    per_token_bar, sums_bar = cotangents
+    tokens_bar, shared_bar = token_pass(
+        functools.partial(_pull_back, body),
+        chunk,
+        (tokens, per_token_bar),
+        mask,
+        (shared, sums_bar),
+    )
+    return tokens_bar, None, shared_bar
+
+
+token_pass.defvjp(_forward, _backward)
