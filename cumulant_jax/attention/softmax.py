@@ -64,16 +64,14 @@ def softmax_attention(
     value_dim, dtype = value.shape[-1], value.dtype
     if mask is not None:
         key, value = _drop_unused(key, value, mask)
-    query, key, value = (x.astype(jnp.result_type(query, key, value)) for x in (query, key, value))
-    query, key, value = _equal_dims(query * jnp.asarray(scale, query.dtype), key, value)
-    query, key, value = (x.reshape(-1, *x.shape[-3:]) for x in (query, key, value))
-    flat_mask = None if mask is None else mask.reshape(-1, *mask.shape[-3:])
-    out = jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        mask=flat_mask,
-        scale=1.0,
+    work = _working_dtype(jnp.result_type(query, key, value))
+    query, key, value = (x.astype(work) for x in (query, key, value))
+    query, key, value = _equal_dims(query, key, value)
+    function = _float64_attention if query.dtype == jnp.float64 else jax.nn.dot_product_attention
+    out = function(
+        *(x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)),
+        mask=None if mask is None else mask.reshape(-1, *mask.shape[-3:]),
+        scale=scale,  # pyright: ignore[reportArgumentType]
         is_causal=is_causal,
         implementation=implementation,  # pyright: ignore[reportArgumentType]
     )
@@ -81,6 +79,28 @@ def softmax_attention(
     if mask is not None:
         out = jnp.where(_attended(mask, is_causal, queries), out, 0)
     return out.astype(dtype)
+
+
+def _working_dtype(dtype: jnp.dtype) -> jnp.dtype:
+    """float32 for float16 off the GPU: no other backend multiplies float16 into float32."""
+    return jnp.float32 if dtype == jnp.float16 and jax.default_backend() != "gpu" else dtype
+
+
+def _float64_attention(query, key, value, *, mask, scale, is_causal, implementation) -> jax.Array:
+    """The same on [B, tokens, heads, dim] in float64; `jax.nn` takes its softmax in float32."""
+    if implementation == "cudnn":
+        raise NotImplementedError("implementation='cudnn' has no float64; use None or 'xla'.")
+    batch, queries, heads, dim = query.shape
+    grouped = query.reshape(batch, queries, key.shape[-2], -1, dim)
+    logits = scale * jnp.einsum("btkgd,bskd->bkgts", grouped, key)
+    logits = logits.reshape(batch, heads, queries, -1)
+    if is_causal:
+        causal = jnp.tril(jnp.ones((queries, queries), bool))
+        mask = causal if mask is None else mask & causal
+    if mask is not None:
+        logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min / 2)
+    weights = jax.nn.softmax(logits, axis=-1).reshape(batch, key.shape[-2], -1, *logits.shape[-2:])
+    return jnp.einsum("bkgts,bskd->btkgd", weights, value).reshape(query.shape)
 
 
 def _drop_unused(key: jax.Array, value: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:

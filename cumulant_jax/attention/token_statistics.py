@@ -125,8 +125,12 @@ def token_memberships(
 
 def _token_statistics(w, temperature, mask) -> tuple[jax.Array, jax.Array]:
     squares = w * w
-    energy = jnp.maximum(jnp.sum(squares, axis=-3, keepdims=True), _ENERGY_FLOOR)
-    logits = temperature.astype(w.dtype) * jnp.sum(squares / energy, axis=-1)
+    energy = jnp.sum(squares, axis=-3, keepdims=True)
+    # Dividing w by the norm, not w² by the energy, keeps the gradient finite in float32 where the
+    # energy is at its floor: its square would underflow.
+    present = energy > _ENERGY_FLOOR
+    norm = jnp.where(present, jnp.sqrt(jnp.where(present, energy, 1)), _ENERGY_FLOOR**0.5)
+    logits = temperature.astype(w.dtype) * jnp.sum((w / norm) ** 2, axis=-1)
     membership = jax.nn.softmax(logits, axis=-1)
     if mask is not None:
         membership = jnp.where(mask[..., None], membership, 0)

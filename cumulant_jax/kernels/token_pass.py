@@ -71,9 +71,9 @@ def token_pass(
       `per_token`, with arrays [..., tokens, heads, any], and `sums`.
     """
     length = jax.tree.leaves(tokens)[0].shape[-3]
-    full, rest = divmod(length, chunk)
-    if full == 1 and not rest:
+    if length <= chunk:
         return body(tokens, mask, shared)
+    full, rest = divmod(length, chunk)
 
     def run(start, size):
         part = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size, x.ndim - 3), tokens)

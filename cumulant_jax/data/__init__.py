@@ -1,0 +1,18 @@
+"""Image classification data: the embedded digits and any prepared TFDS data set, through Grain."""
+
+from cumulant_jax.data.augment import AUGMENTATIONS
+from cumulant_jax.data.batches import EvalBatches, TrainIterator, eval_batches, train_iterator
+from cumulant_jax.data.config import DataConfig
+from cumulant_jax.data.dataset import Dataset, DatasetInfo, load
+
+__all__ = [
+    "AUGMENTATIONS",
+    "DataConfig",
+    "Dataset",
+    "DatasetInfo",
+    "EvalBatches",
+    "TrainIterator",
+    "eval_batches",
+    "load",
+    "train_iterator",
+]

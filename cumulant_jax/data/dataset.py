@@ -1,0 +1,173 @@
+"""Dataset: a data set with its description and its splits, opened (and decoded) when first used."""
+
+import dataclasses
+import os
+import threading
+from collections.abc import Callable
+
+from cumulant_jax.data import cache, statistics
+from cumulant_jax.data.config import DataConfig
+from cumulant_jax.data.digits import Digits
+from cumulant_jax.data.source import Collection, ImageSource
+
+
+@dataclasses.dataclass(frozen=True)
+class DatasetInfo:
+    """What a model and a training run need to know about a data set.
+
+    Attributes:
+      name: name without configuration or version.
+      version: version, after the configuration where there is one.
+      num_classes: number of classes.
+      class_names: their names in the order of the labels.
+      image_shape: (height, width, channels) of the batches.
+      mean: channel means, for pixels in 0..1.
+      std: channel standard deviations, for pixels in 0..1.
+      num_train: examples in the training split.
+      num_eval: examples in the evaluation split.
+    """
+
+    name: str
+    version: str
+    num_classes: int
+    class_names: tuple[str, ...]
+    image_shape: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_train: int
+    num_eval: int
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Dataset:
+    """A data set as a configuration presents it; made by `load`.
+
+    Attributes:
+      config: the configuration.
+      info: the description.
+    """
+
+    config: DataConfig
+    info: DatasetInfo
+    _splits: "_Splits" = dataclasses.field(repr=False)
+
+    def source(self, split: str) -> ImageSource:
+        """Opens a split; the first call decodes it, unless cache="none" or a cache file is there.
+
+        >>> len(load(DataConfig(name="digits")).source("test"))
+        360
+        """
+        return self._splits.open(split)
+
+
+def load(config: DataConfig | None = None, *, progress: cache.Progress | None = None) -> Dataset:
+    """Finds a data set and describes it. Nothing is ever downloaded.
+
+    Args:
+      config: which data set and how; None is the embedded digits.
+      progress: called with (images done, images in all) while images are decoded into the cache.
+
+    Returns:
+      The data set. Its splits are decoded when they are first used; this call itself decodes the
+      training split only where means and standard deviations have to be computed from it.
+
+    Raises:
+      FileNotFoundError: not prepared; the message has the command that prepares it.
+      ValueError: an unknown name or split, images that differ in size without `image_size`, or
+        means for another number of channels.
+
+    >>> info = load(DataConfig(name="digits")).info
+    >>> info.image_shape, info.num_classes, info.num_train, info.num_eval
+    ((8, 8, 1), 10, 1437, 360)
+    """
+    config = config or DataConfig()
+    collection = _COLLECTIONS.get(config.name, _open_tfds)(config)
+    counts = {s: collection.num_examples(s) for s in (config.train_split, config.eval_split)}
+    for split, count in counts.items():
+        if count == 0:
+            raise ValueError(f"split {split!r} of data set {config.name!r} is empty")
+    splits = _Splits(collection, config, progress)
+    image_shape = collection.open(config.train_split).image_shape
+    mean, std = _normalisation(config, collection, splits, image_shape[2])
+    info = DatasetInfo(
+        name=collection.name,
+        version=collection.version,
+        num_classes=len(collection.class_names),
+        class_names=collection.class_names,
+        image_shape=image_shape,
+        mean=mean,
+        std=std,
+        num_train=counts[config.train_split],
+        num_eval=counts[config.eval_split],
+    )
+    return Dataset(config, info, splits)
+
+
+def _open_digits(config: DataConfig) -> Collection:
+    return Digits(image_size=config.image_size)
+
+
+def _open_tfds(config: DataConfig) -> Collection:
+    # Imported here, so that the digits work where tensorflow_datasets is not installed.
+    from cumulant_jax.data.tfds_source import TfdsCollection
+
+    return TfdsCollection(
+        config.name,
+        data_dir=config.data_dir,
+        image_size=config.image_size,
+        image_key=config.image_key,
+        label_key=config.label_key,
+        threads=config.threads or min(16, os.cpu_count() or 1),
+    )
+
+
+_COLLECTIONS: dict[str, Callable[[DataConfig], Collection]] = {"digits": _open_digits}
+
+
+def _normalisation(
+    config: DataConfig, collection: Collection, splits: "_Splits", channels: int
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    if config.mean is not None and config.std is not None:
+        if {len(config.mean), len(config.std)} != {channels}:
+            raise ValueError(
+                f"mean and std must have {channels} values, one per channel of {config.name!r}, "
+                f"got {config.mean} and {config.std}"
+            )
+        return config.mean, config.std
+    published = statistics.PUBLISHED.get(collection.name)
+    if published is not None and len(published[0]) == channels:
+        return published
+    return statistics.channel_statistics(splits.open(config.train_split))
+
+
+class _Splits:
+    """Opens every split once, as the configured kind of cache."""
+
+    def __init__(self, collection: Collection, config: DataConfig, progress: cache.Progress | None):
+        self._collection = collection
+        self._config = config
+        self._progress = progress
+        self._opened: dict[str, ImageSource] = {}
+        self._lock = threading.Lock()
+
+    def open(self, split: str) -> ImageSource:
+        with self._lock:
+            if split not in self._opened:
+                self._opened[split] = self._open(split)
+            return self._opened[split]
+
+    def _open(self, split: str) -> ImageSource:
+        source = self._collection.open(split)
+        if self._collection.decoded or self._config.cache == "none":
+            return source
+        if self._config.cache == "memory":
+            return cache.decode_to_memory(source, progress=self._progress)
+        key = cache.CacheKey(
+            self._collection.name,
+            self._collection.version,
+            split,
+            self._collection.fingerprint(split),
+        )
+        return cache.open_or_create(
+            source, key, directory=self._config.cache_dir, progress=self._progress
+        )

@@ -1,0 +1,145 @@
+"""Wrong arguments raise an error that names them, before any computation."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import cumulant_jax as cj
+
+Q = jnp.zeros((2, 6, 4, 8))
+K = V = jnp.zeros((2, 9, 2, 8))
+KINDS = ["softmax", "linear", "cumulant2", "cumulant3", "cumulant3_full", "cumulant4"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ((Q[0, 0], K, V), ValueError, ["query", r"\(4, 8\)", "tokens, heads, dim"]),
+        (([1.0], K, V), TypeError, ["query", "list"]),
+        ((Q.astype(int), K, V), TypeError, ["query", "int32", "floating"]),
+        ((Q, K[:1], V[:1]), ValueError, ["key", "batch", r"\(1, 9, 2, 8\)"]),
+        ((Q, K[..., :4], V), ValueError, ["key", "dim", r"\(2, 9, 2, 4\)"]),
+        ((Q, K, V[:, :5]), ValueError, ["value", r"\(2, 5, 2, 8\)"]),
+        ((Q[:, :, :3], K, V), ValueError, ["heads", "multiple", "3 and 2"]),
+        ((Q[:, :0], K, V), ValueError, ["query", "empty"]),
+        ((Q, K[:, :0], V[:, :0]), ValueError, ["key", "empty"]),
+        ((Q, K, V.astype(complex)), TypeError, ["value", "complex"]),
+    ],
+)
+def test_wrong_arrays(kind, arguments, error, words):
+    for word in words:
+        with pytest.raises(error, match=word):
+            cj.attention(kind, *arguments)
+    if all(isinstance(x, jax.Array) for x in arguments):
+        with pytest.raises(error, match=words[0]):
+            jax.eval_shape(lambda *a: cj.attention(kind, *a), *arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"mask": jnp.ones((2, 9))}, TypeError, ["mask", "boolean", "float32"]),
+        ({"mask": "no"}, TypeError, ["mask", "str"]),
+        ({"mask": jnp.ones((2, 8), bool)}, ValueError, ["mask", r"\(2, 8\)", r"\(2, 9\)"]),
+        ({"mask": jnp.ones((2, 3, 1, 9), bool)}, ValueError, ["mask", r"\(2, 3, 1, 9\)"]),
+        ({"key_value_seq_lengths": jnp.ones(2)}, TypeError, ["key_value_seq_lengths", "integers"]),
+        ({"key_value_seq_lengths": jnp.ones(3, int)}, ValueError, ["key_value_seq_lengths", "3"]),
+        ({"scale": "big"}, TypeError, ["scale", "big"]),
+        ({"scale": jnp.ones(2)}, TypeError, ["scale"]),
+        ({"implementation": "triton"}, ValueError, ["implementation", "triton", "mosaic_gpu"]),
+        ({"implementation": "mosaic_gpu"}, NotImplementedError, ["implementation", "xla"]),
+        ({"is_causal": True}, ValueError, ["is_causal", "6 queries and 9 keys"]),
+        ({"oder": 3}, TypeError, ["oder", "option"]),
+    ],
+)
+def test_wrong_options(kind, options, error, words):
+    for word in words:
+        with pytest.raises(error, match=word):
+            cj.attention(kind, Q, K, V, **options)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "softmax"])
+def test_a_mask_that_depends_on_the_query_is_refused_with_the_reason(kind):
+    for mask in (jnp.ones((2, 4, 6, 9), bool), jnp.ones((6, 9), bool), jnp.ones((1, 6, 9), bool)):
+        with pytest.raises(ValueError, match=r"must not depend on the query.*is_causal"):
+            cj.attention(kind, Q, K, V, mask=mask)
+        assert cj.attention("softmax", Q, K, V, mask=mask).shape == Q.shape
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if k != "softmax"])
+def test_causal_linear_kinds_say_that_they_are_not_available(kind):
+    with pytest.raises(NotImplementedError, match="is_causal"):
+        cj.attention(kind, Q, Q, Q, is_causal=True)
+    with pytest.raises(NotImplementedError, match="return_state"):
+        cj.attention(kind, Q, Q, Q, return_state=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"order": 5}, ["order", "5", r"\(1, 2, 3, 4\)"]),
+        ({"order": True}, ["order", "True"]),
+        ({"order": 4, "offdiagonal": True}, ["offdiagonal", "order=3"]),
+        ({"reduction": "max"}, ["reduction", "max", "mean"]),
+    ],
+)
+def test_wrong_cumulant_options(options, words):
+    for word in words:
+        with pytest.raises(ValueError, match=word):
+            cj.cumulant_attention(Q, K, V, **options)
+        with pytest.raises(ValueError, match=word):
+            cj.attention_weights(Q, K, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"feature_map": "elu"}, ValueError, ["feature_map", "'elu'", "Known: elu1, exp, relu"]),
+        ({"eps": 0.0}, ValueError, ["eps", "positive"]),
+        ({"eps": "small"}, TypeError, ["eps"]),
+    ],
+)
+def test_wrong_linear_options(options, error, words):
+    for word in words:
+        with pytest.raises(error, match=word):
+            cj.linear_attention(Q, K, V, **options)
+
+
+def test_unknown_kinds_name_the_nearest():
+    for call in (
+        lambda: cj.attention("cumulnat3", Q, K, V),
+        lambda: cj.as_flax_attention_fn("cumulnat3"),
+    ):
+        with pytest.raises(ValueError, match="did you mean 'cumulant3'"):
+            call()
+    with pytest.raises(ValueError, match="did you mean 'softmax'"):
+        cj.attention_weights(Q, K, kind="sofmax")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"temperature": jnp.ones(3)}, ValueError, ["temperature", r"\(4,\)", r"\(3,\)"]),
+        ({"temperature": 1}, TypeError, ["temperature", "int"]),
+        ({"temperature": 1.0, "mask": jnp.ones((2, 5), bool)}, ValueError, ["mask", r"\(2, 5\)"]),
+        ({"temperature": 1.0, "seq_lengths": jnp.ones(2)}, TypeError, ["seq_lengths"]),
+        ({"temperature": 1.0, "denominator_bias": Q}, ValueError, ["denominator_bias"]),
+        ({"temperature": 1.0, "is_causal": True}, NotImplementedError, ["is_causal"]),
+        ({"temperature": 1.0, "implementation": "mosaic_tpu"}, NotImplementedError, ["mosaic_tpu"]),
+    ],
+)
+def test_wrong_token_statistics_arguments(options, error, words):
+    for word in words:
+        with pytest.raises(error, match=word):
+            cj.token_statistics_attention(Q, **options)
+
+
+def test_wrong_cross_covariance_arguments():
+    with pytest.raises(ValueError, match="same tokens"):
+        cj.cross_covariance_attention(Q, K, V, temperature=1.0)
+    with pytest.raises(ValueError, match="value the dim of key"):
+        cj.cross_covariance_attention(K, K, V[..., :4], temperature=1.0)
+    with pytest.raises(ValueError, match="temperature"):
+        cj.cross_covariance_attention(K, K, V, temperature=jnp.ones(5))

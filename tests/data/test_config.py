@@ -1,0 +1,47 @@
+"""Validation of DataConfig."""
+
+import dataclasses
+import json
+
+import pytest
+
+from cumulant_jax.data import DataConfig
+
+
+def test_survives_json():
+    config = DataConfig(name="x", image_size=[3, 4], augment=["flip"], mean=[0.5], std=[0.25])
+    assert DataConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    assert config.image_size == (3, 4)
+    assert config.augment == ("flip",)
+
+
+def test_is_frozen_and_hashable():
+    config = DataConfig(image_size=8)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        config.name = "x"  # pyright: ignore[reportAttributeAccessIssue]
+    assert hash(config) == hash(DataConfig(image_size=(8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"name": ""}, TypeError, "name must be a non-empty string, got ''"),
+        ({"train_split": None}, TypeError, "train_split must be a non-empty string, got None"),
+        ({"cache": "disc"}, ValueError, "unknown cache 'disc'; did you mean 'disk'?"),
+        ({"image_size": 0}, ValueError, "image_size must be a positive int"),
+        ({"image_size": (1, 2, 3)}, ValueError, "image_size must be a positive int"),
+        ({"augment": "flip"}, TypeError, "augment must be a tuple of strings"),
+        ({"augment": ("flop",)}, ValueError, "unknown augmentation 'flop'"),
+        ({"mean": (0.5,)}, ValueError, "mean and std belong together"),
+        ({"mean": 0.5, "std": 0.5}, TypeError, "mean must hold one number per channel, got 0.5"),
+        ({"mean": (0.5,), "std": (0.0,)}, ValueError, "std must be positive"),
+        ({"threads": 0}, ValueError, "threads must be an integer of at least 1, got 0"),
+        ({"prefetch": 0}, ValueError, "prefetch must be an integer of at least 1, got 0"),
+        ({"workers": -1, "cache": "none"}, ValueError, "workers must be an integer"),
+        ({"workers": 2}, ValueError, "workers=2 needs cache='none', got cache='disk'"),
+    ],
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error) as caught:
+        DataConfig(**options)
+    assert message in str(caught.value)
