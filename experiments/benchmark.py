@@ -117,7 +117,7 @@ def _attention_table(costs: list[Cost]) -> list[str]:
             f"{softmax.seconds / cost.seconds:.1f}" if softmax else "",
             f"{cost.seconds / cost.matmul_seconds:.1f}" if cost.matmul_seconds else "",
             f"{cost.seconds / half.seconds:.2f}" if half else "",
-            f"{cost.temporary_bytes / 1e6:.1f}",
+            "" if cost.temporary_bytes is None else f"{cost.temporary_bytes / 1e6:.1f}",
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]

@@ -68,7 +68,8 @@ class Cost:
       best_seconds: fastest round.
       matmul_seconds: median time of one large square matrix product of the same FLOPs, measured in
         turn with it; None where the kind is not made of matrix products.
-      temporary_bytes: XLA's temporaries beyond inputs, outputs and gradients.
+      temporary_bytes: XLA's temporaries beyond inputs, outputs and gradients; None where it has no
+        analysis.
     """
 
     kind: str
@@ -76,7 +77,7 @@ class Cost:
     seconds: float
     best_seconds: float
     matmul_seconds: float | None
-    temporary_bytes: int
+    temporary_bytes: int | None
 
 
 def measure(kinds: Sequence[str], case: Case, *, rounds: int = 7) -> list[Cost]:
@@ -97,10 +98,15 @@ def measure(kinds: Sequence[str], case: Case, *, rounds: int = 7) -> list[Cost]:
             seconds=timings[kind].median,
             best_seconds=timings[kind].best,
             matmul_seconds=timings[f"{kind} floor"].median if f"{kind} floor" in timings else None,
-            temporary_bytes=compiled[kind].memory_analysis().temp_size_in_bytes,
+            temporary_bytes=_temporary_bytes(compiled[kind]),
         )
         for kind in kinds
     ]
+
+
+def _temporary_bytes(compiled: Any) -> int | None:
+    analysis = compiled.memory_analysis()
+    return None if analysis is None else analysis.temp_size_in_bytes
 
 
 def compile_forward_and_backward(kind: str, case: Case):

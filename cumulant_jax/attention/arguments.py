@@ -87,7 +87,7 @@ def check_positive(name: str, value: Any) -> float:
     """Returns a positive finite number as float."""
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} must be a number; got {value!r}.")
-    if not (0 < value < math.inf):
+    if not (0 < float(value) < math.inf):
         raise ValueError(f"{name} must be positive and finite; got {value!r}.")
     return float(value)
 

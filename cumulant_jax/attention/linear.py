@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +100,7 @@ def linear_attention(
     key, value = arguments.spread_heads(key, value, mask)
 
     query = query * jnp.asarray(scale, jnp.result_type(query, jnp.float32))
-    if callable(feature_map):
+    if not isinstance(feature_map, str):
         # A function of the caller's may hold traced values, which cannot enter the custom
         # derivative of the passes: it is applied here, at the price of one more array.
         key = _apply_to_unmasked(feature_map, key, mask)
@@ -120,8 +120,10 @@ def linear_attention(
 
 def check_feature_map(feature_map: Any) -> Callable[[jax.Array], jax.Array]:
     """Resolves the `feature_map` argument."""
-    if callable(feature_map):
-        return feature_map
+    if not isinstance(feature_map, str):
+        if not callable(feature_map):
+            raise TypeError(f"feature_map must be a name or a function; got {feature_map!r}.")
+        return cast(Callable[[jax.Array], jax.Array], feature_map)
     if feature_map not in FEATURE_MAPS:
         raise ValueError(unknown_name("feature_map", feature_map, FEATURE_MAPS))
     return FEATURE_MAPS[feature_map]

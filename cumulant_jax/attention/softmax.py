@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -67,13 +69,13 @@ def softmax_attention(
     work = _working_dtype(jnp.result_type(query, key, value))
     query, key, value = (x.astype(work) for x in (query, key, value))
     query, key, value = _equal_dims(query, key, value)
-    function = _float64_attention if query.dtype == jnp.float64 else jax.nn.dot_product_attention
-    out = function(
+    attend: Any = _float64_attention if work == jnp.float64 else jax.nn.dot_product_attention
+    out = attend(
         *(x.reshape(-1, *x.shape[-3:]) for x in (query, key, value)),
         mask=None if mask is None else mask.reshape(-1, *mask.shape[-3:]),
-        scale=scale,  # pyright: ignore[reportArgumentType]
+        scale=scale,
         is_causal=is_causal,
-        implementation=implementation,  # pyright: ignore[reportArgumentType]
+        implementation=implementation,
     )
     out = out.reshape(*batch, *out.shape[-3:])[..., :value_dim]
     if mask is not None:
@@ -83,7 +85,9 @@ def softmax_attention(
 
 def _working_dtype(dtype: jnp.dtype) -> jnp.dtype:
     """float32 for float16 off the GPU: no other backend multiplies float16 into float32."""
-    return jnp.float32 if dtype == jnp.float16 and jax.default_backend() != "gpu" else dtype
+    if dtype == jnp.float16 and jax.default_backend() != "gpu":
+        return jnp.dtype(jnp.float32)
+    return dtype
 
 
 def _float64_attention(query, key, value, *, mask, scale, is_causal, implementation) -> jax.Array:

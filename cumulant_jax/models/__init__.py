@@ -1,0 +1,18 @@
+"""Vision models in Flax NNX, with any attention of this library in their blocks."""
+
+from cumulant_jax.models.layers.attention import attention_kinds
+from cumulant_jax.models.parameters import count_parameters, decays
+from cumulant_jax.models.registry import create, list_models, options
+from cumulant_jax.models.vit import ViT
+from cumulant_jax.models.vit_options import ViTOptions
+
+__all__ = [
+    "ViT",
+    "ViTOptions",
+    "attention_kinds",
+    "count_parameters",
+    "create",
+    "decays",
+    "list_models",
+    "options",
+]

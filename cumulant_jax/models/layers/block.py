@@ -1,0 +1,89 @@
+"""The pre-norm transformer block of the vision models."""
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from cumulant_jax.models.layers.dropout import DropPath, key_at
+from cumulant_jax.models.layers.mlp import MLP
+from cumulant_jax.models.layers.norms import layer_norm
+
+
+class LayerScale(nnx.Module):
+    """A learned factor per feature on a residual branch (CaiT, arXiv 2103.17239)."""
+
+    def __init__(self, dim: int, *, init: float, param_dtype: jnp.dtype):
+        """Starts `gamma` [dim] at `init`."""
+        self.gamma = nnx.Param(jnp.full((dim,), init, param_dtype))
+
+    def __call__(self, x: Array) -> Array:
+        """Multiplies x [..., dim] by gamma."""
+        return x * self.gamma[...].astype(x.dtype)
+
+
+class Block(nnx.Module):
+    """x + scale(attention(norm(x))), then x + scale(mlp(norm(x))); drop path on each branch."""
+
+    #: How many keys one call takes in training.
+    num_keys = 5
+
+    def __init__(
+        self,
+        attention: nnx.Module,
+        *,
+        dim: int,
+        hidden_dim: int,
+        layer_scale: float | None = None,
+        drop_path: float = 0.0,
+        dropout: float = 0.0,
+        eps: float = 1e-6,
+        dtype: jnp.dtype,
+        param_dtype: jnp.dtype,
+        rngs: nnx.Rngs,
+    ):
+        """Builds the block around an attention layer.
+
+        Args:
+          attention: a layer of `cumulant_jax.models.layers.attention`, called as layer(x,
+            train=..., rng=...).
+          dim: features of a token.
+          hidden_dim: features between the two linear layers of the MLP.
+          layer_scale: where LayerScale starts; None leaves it out.
+          drop_path: probability that a branch is dropped for an example.
+          dropout: dropout rate inside the MLP.
+          eps: epsilon of the norms.
+          dtype: dtype of the computation.
+          param_dtype: dtype of the parameters.
+          rngs: the keys of the initialisation.
+        """
+        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.norm1 = layer_norm(dim, eps=eps, **types)
+        self.attention = attention
+        self.norm2 = layer_norm(dim, eps=eps, **types)
+        self.mlp = MLP(dim=dim, hidden_dim=hidden_dim, dropout=dropout, **types)
+        self.drop_path = DropPath(drop_path)
+        has_scale = layer_scale is not None
+        scale = {"init": layer_scale, "param_dtype": param_dtype}
+        self.layer_scale1 = LayerScale(dim, **scale) if has_scale else None
+        self.layer_scale2 = LayerScale(dim, **scale) if has_scale else None
+
+    def __call__(
+        self, x: Array, *, train: bool = False, keys: Array | None = None
+    ) -> tuple[Array, Array]:
+        """Runs the block.
+
+        Args:
+          x: tokens [batch, tokens, dim].
+          train: whether dropout and drop path act.
+          keys: `num_keys` keys, needed in training where a rate is above zero.
+
+        Returns:
+          The tokens after the block, and what the attention layer returned (before LayerScale and
+          drop path), both [batch, tokens, dim].
+        """
+        attended = self.attention(self.norm1(x), train=train, rng=key_at(keys, 0))
+        branch = attended if self.layer_scale1 is None else self.layer_scale1(attended)
+        x = x + self.drop_path(branch, train=train, rng=key_at(keys, 1))
+        branch = self.mlp(self.norm2(x), train=train, keys=None if keys is None else keys[2:4])
+        branch = branch if self.layer_scale2 is None else self.layer_scale2(branch)
+        return x + self.drop_path(branch, train=train, rng=key_at(keys, 4)), attended

@@ -1,0 +1,122 @@
+"""Named models: the table of presets, and how a name becomes a module."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import nnx
+
+from cumulant_jax.models.vit import ViT
+from cumulant_jax.models.vit_options import ViTOptions
+from cumulant_jax.naming import unknown_name
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+    """What the models of a family share: the record of their options and the module it makes."""
+
+    options: type[Any]
+    module: Callable[..., nnx.Module]
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """A named model: its family and the options that differ from the family's defaults."""
+
+    family: Family
+    options: Mapping[str, Any]
+
+
+_VIT = Family(ViTOptions, ViT)
+_VIT_SIZES = {
+    "nano": {"dim": 64, "depth": 3, "heads": 4},
+    "ti": {"dim": 192, "depth": 12, "heads": 3},
+    "s": {"dim": 384, "depth": 12, "heads": 6},
+    "b": {"dim": 768, "depth": 12, "heads": 12},
+    "l": {"dim": 1024, "depth": 24, "heads": 16},
+}
+_VIT_PATCHES = (1, 2, 4, 8, 14, 16, 32)
+
+#: Name to preset.
+PRESETS: dict[str, Preset] = {
+    f"vit_{size}{patch}": Preset(_VIT, {**shape, "patch_size": patch})
+    for size, shape in _VIT_SIZES.items()
+    for patch in _VIT_PATCHES
+}
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The names that `create` takes.
+
+    Args:
+      pattern: a shell pattern; names that do not match are left out.
+
+    Returns:
+      Names, small models first within a family.
+
+    >>> list_models("vit_*16")
+    ['vit_nano16', 'vit_ti16', 'vit_s16', 'vit_b16', 'vit_l16']
+    """
+    return [name for name in PRESETS if fnmatch.fnmatchcase(name, pattern)]
+
+
+def options(name: str) -> dict[str, Any]:
+    """What a name stands for: every option of the model, each of which `create` can override.
+
+    Args:
+      name: one of `list_models()`.
+
+    Returns:
+      Options by name; the family's record (for ViT: `ViTOptions`) says what each means.
+
+    Raises:
+      ValueError: no model has this name.
+
+    >>> resolved = options("vit_s16")
+    >>> resolved["dim"], resolved["depth"], resolved["heads"], resolved["patch_size"]
+    (384, 12, 6, (16, 16))
+    """
+    preset = _preset(name)
+    record = preset.family.options(**preset.options)
+    return {field.name: getattr(record, field.name) for field in dataclasses.fields(record)}
+
+
+def create(name: str, *, rngs: nnx.Rngs, **options: Any) -> nnx.Module:
+    """Creates a model by name.
+
+    Args:
+      name: one of `list_models()`, such as "vit_s16": family, size, patch size.
+      rngs: the keys of the initialisation, such as nnx.Rngs(0).
+      **options: override the preset's: `attention`, `num_classes`, `image_size`, ..., see
+        `options(name)` for all and `ViTOptions` for their meaning.
+
+    Returns:
+      A module, called as model(images, train=False, rng=None, return_intermediates=False).
+
+    Raises:
+      ValueError: an unknown model, an unknown option or an impossible value; the message names the
+        nearest valid one.
+      TypeError: an option, or `rngs`, of the wrong kind.
+
+    >>> import jax.numpy as jnp
+    >>> model = create("vit_nano2", attention="cumulant3", image_size=8, channels=1,
+    ...                num_classes=10, rngs=nnx.Rngs(0))
+    >>> model(jnp.zeros((2, 8, 8, 1))).shape
+    (2, 10)
+    """
+    preset = _preset(name)
+    if not isinstance(rngs, nnx.Rngs):
+        raise TypeError(f"rngs must be an nnx.Rngs, such as nnx.Rngs(0), got {type(rngs).__name__}")
+    known = [field.name for field in dataclasses.fields(preset.family.options)]
+    for option in options:
+        if option not in known:
+            raise ValueError(unknown_name(f"option of model {name!r}", option, known))
+    record = preset.family.options(**{**preset.options, **options})
+    return preset.family.module(record, rngs=rngs)
+
+
+def _preset(name: str) -> Preset:
+    if name not in PRESETS:
+        raise ValueError(unknown_name("model", name, PRESETS))
+    return PRESETS[name]

@@ -1,0 +1,218 @@
+"""The vision transformer, with any attention in its blocks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import Array
+
+from cumulant_jax.models import option_checks as checks
+from cumulant_jax.models.layers.attention import attention_layer
+from cumulant_jax.models.layers.block import Block
+from cumulant_jax.models.layers.dropout import key_at
+from cumulant_jax.models.layers.initializers import bias_init, class_token_init, weight_init
+from cumulant_jax.models.layers.norms import layer_norm
+from cumulant_jax.models.layers.patch_embedding import PatchEmbedding
+from cumulant_jax.models.layers.positions import POSITIONS
+from cumulant_jax.models.vit_options import ViTOptions
+
+
+class ViT(nnx.Module):
+    """Vision transformer (arXiv 2010.11929) as timm builds it.
+
+    patch embedding -> class token -> positions -> blocks -> norm and pooling -> head. `ViTOptions`
+    says what each can be and which defaults are timm's. Blocks are pre-norm and the GELU is exact.
+    Weights are initialised as in timm, see `layers/initializers.py`.
+
+    The module is a plain tree of arrays: split it with `nnx.split`, and merge it inside a jitted
+    or differentiated pure function.
+
+    >>> options = ViTOptions(image_size=8, patch_size=2, channels=1, dim=16, depth=1, heads=2,
+    ...                      num_classes=10)
+    >>> model = ViT(options, rngs=nnx.Rngs(0))
+    >>> model(jnp.zeros((3, 8, 8, 1))).shape
+    (3, 10)
+    """
+
+    def __init__(self, options: ViTOptions, *, rngs: nnx.Rngs):
+        """Builds the model.
+
+        Args:
+          options: what it is made of.
+          rngs: the keys of the initialisation.
+        """
+        dtype, param_dtype = jnp.dtype(options.dtype), jnp.dtype(options.param_dtype)
+        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        self.options = options
+        self.patch_embedding = PatchEmbedding(
+            patch_size=checks.size_pair("patch_size", options.patch_size),
+            channels=options.channels,
+            dim=options.dim,
+            **types,
+        )
+        token = class_token_init(rngs.params(), (1, 1, options.dim), param_dtype)
+        self.class_token = nnx.Param(token) if options.class_token else None
+        self.positions = POSITIONS[options.position](
+            grid=options.grid,
+            prefix_tokens=int(bool(options.class_token)),
+            dim=options.dim,
+            param_dtype=param_dtype,
+            rngs=rngs,
+        )
+        self.dropout = nnx.Dropout(options.dropout)
+        self.blocks = nnx.List([_block(options, index, types) for index in range(options.depth)])
+        self.norm = layer_norm(options.dim, eps=options.eps, **types)
+        # The head is a thousandth of the work, and its logits decide the loss: it computes in
+        # float32 at least.
+        head_dtype = jnp.promote_types(dtype, jnp.float32)
+        self.head = (
+            nnx.Linear(
+                options.dim,
+                options.num_classes,
+                dtype=head_dtype,
+                param_dtype=param_dtype,
+                kernel_init=weight_init,
+                bias_init=bias_init,
+                rngs=rngs,
+            )
+            if options.num_classes
+            else None
+        )
+
+    def __call__(
+        self,
+        images: Array,
+        *,
+        train: bool = False,
+        rng: Array | None = None,
+        return_intermediates: bool = False,
+    ) -> Array | tuple[Array, dict[str, Array]]:
+        """Classifies images.
+
+        Args:
+          images: floats [batch, height, width, channels], already normalised.
+          train: whether dropout and drop path act.
+          rng: a JAX random key; needed in training when a drop rate is above zero.
+          return_intermediates: whether to return what is inside as well.
+
+        Returns:
+          Logits [batch, num_classes] in float32 at least, or with num_classes=0 the pooled
+          features [batch, dim]. With `return_intermediates` a pair of that and a dict:
+          "patch_embedding" [batch, patches, dim] before positions; "embed" [batch, tokens, dim],
+          the input of the first block; for each block i "block_i", its output, and "attention_i",
+          what its attention layer returned before LayerScale and drop path; "pre_logits"
+          [batch, dim], what the head sees.
+
+        Raises:
+          ValueError: images of a wrong shape, or no `rng` where one is needed.
+          TypeError: images that are not floats, or an `rng` that is not a key.
+        """
+        self._check_images(images)
+        keys = self._keys(train, rng)
+        patches = self.patch_embedding(images)
+        x = self._embed(patches, self._grid(images))
+        x = self.dropout(x, deterministic=not train, rngs=key_at(keys, 0))
+        inside = {"patch_embedding": patches, "embed": x}
+        run = _run_block_remat if self.options.remat else _run_block
+        for index, block in enumerate(self.blocks):
+            first = 1 + index * Block.num_keys
+            block_keys = None if keys is None else keys[first : first + Block.num_keys]
+            x, inside[f"attention_{index}"] = run(block, x, train, block_keys)
+            inside[f"block_{index}"] = x
+        features = self._pool(x)
+        inside["pre_logits"] = features
+        features = features.astype(jnp.promote_types(features.dtype, jnp.float32))
+        logits = features if self.head is None else self.head(features)
+        return (logits, inside) if return_intermediates else logits
+
+    def _grid(self, images: Array) -> tuple[int, int]:
+        rows, columns = checks.size_pair("patch_size", self.options.patch_size)
+        return images.shape[1] // rows, images.shape[2] // columns
+
+    def _embed(self, patches: Array, grid: tuple[int, int]) -> Array:
+        if self.class_token is not None:
+            token = self.class_token[...].astype(patches.dtype)
+            token = jnp.broadcast_to(token, (patches.shape[0], 1, patches.shape[-1]))
+            patches = jnp.concatenate([token, patches], axis=1)
+        return self.positions(patches, grid=grid)
+
+    def _pool(self, x: Array) -> Array:
+        x = x if self.options.fc_norm else self.norm(x)
+        if self.options.pool == "token":
+            pooled = x[:, 0]
+        else:
+            patches = x[:, 1:] if self.options.class_token else x
+            pooled = patches.mean(axis=1, dtype=jnp.promote_types(x.dtype, jnp.float32))
+            pooled = pooled.astype(x.dtype)
+        return self.norm(pooled) if self.options.fc_norm else pooled
+
+    def _check_images(self, images: Array) -> None:
+        rows, columns = checks.size_pair("patch_size", self.options.patch_size)
+        channels = self.options.channels
+        shape = np.shape(images)
+        if len(shape) != 4 or shape[3] != channels or shape[1] % rows or shape[2] % columns:
+            raise ValueError(
+                f"images must be [batch, height, width, {channels}] with height and width "
+                f"multiples of {rows} and {columns}, got shape {shape}"
+            )
+        if not jnp.issubdtype(images.dtype, jnp.floating):
+            raise TypeError(
+                f"images must be normalised floats, got {images.dtype}: scale them first"
+            )
+
+    def _keys(self, train: bool, rng: Array | None) -> Array | None:
+        """All keys of one call, the first for the embedding; None where nothing is random."""
+        rates = ("dropout", "projection_dropout", "drop_path")
+        active = [name for name in rates if getattr(self.options, name) > 0] if train else []
+        if not active:
+            return None
+        if rng is None:
+            raise ValueError(
+                f"rng must be a key when train=True and {active[0]} is above 0, got None: "
+                "pass jax.random.key(seed), a new one at each step"
+            )
+        if not isinstance(rng, jax.Array):
+            raise TypeError(f"rng must be a JAX random key, got {type(rng).__name__}")
+        return jax.random.split(rng, 1 + self.options.depth * Block.num_keys)
+
+
+def _block(options: ViTOptions, index: int, types: dict) -> Block:
+    layer = attention_layer(
+        options.attention_per_block[index],
+        dim=options.dim,
+        heads=options.heads,
+        options=options.attention_options_per_block[index],
+        qkv_bias=options.qkv_bias,
+        qk_norm=options.qk_norm,
+        query_scale=options.query_scale,
+        projection_dropout=options.projection_dropout,
+        eps=options.eps,
+        **types,
+    )
+    return Block(
+        layer,
+        dim=options.dim,
+        hidden_dim=int(options.dim * options.mlp_ratio),
+        layer_scale=options.layer_scale,
+        drop_path=options.drop_path * index / max(options.depth - 1, 1),
+        dropout=options.dropout,
+        eps=options.eps,
+        **types,
+    )
+
+
+def _run_block(block: Block, x: Array, train: bool, keys: Array | None) -> tuple[Array, Array]:
+    return block(x, train=train, keys=keys)
+
+
+def _run_block_remat(
+    block: Block, x: Array, train: bool, keys: Array | None
+) -> tuple[Array, Array]:
+    # jax.checkpoint wants a pure function: it gets the block's arrays and puts the module together
+    # inside.
+    graphdef, state = nnx.split(block)
+
+    def run(state: nnx.State, x: Array, keys: Array | None) -> tuple[Array, Array]:
+        return nnx.merge(graphdef, state)(x, train=train, keys=keys)
+
+    return jax.checkpoint(run)(state, x, keys)

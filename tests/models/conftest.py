@@ -1,0 +1,138 @@
+"""What the tests of the models share: reference files and small models."""
+
+import functools
+import json
+import pathlib
+import zlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cumulant_jax import models
+
+GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
+SMALL = {"image_size": 8, "channels": 2, "num_classes": 5, "dim": 16, "depth": 2, "heads": 2}
+
+
+def read_safetensors(path):
+    """A safetensors file as a dict of arrays: 8 bytes of header length, a JSON header, raw data."""
+    raw = path.read_bytes()
+    start = 8 + int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8:start])
+    arrays = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            assert entry["dtype"] == "F32"
+            begin, end = (start + offset for offset in entry["data_offsets"])
+            arrays[name] = np.frombuffer(raw[begin:end], "<f4").reshape(entry["shape"])
+    return arrays
+
+
+def set_parameters(module, values):
+    """Sets every parameter of a module from a dict keyed by dotted path; none may be missing."""
+    parameters = {
+        ".".join(map(str, path)): parameter
+        for path, parameter in nnx.to_flat_state(nnx.state(module, nnx.Param))
+    }
+    assert sorted(values) == sorted(parameters)
+    for name, value in values.items():
+        assert parameters[name].shape == value.shape, name
+        parameters[name][...] = jnp.asarray(value, parameters[name].dtype)
+    flat = [(tuple(map(_key, name.split("."))), parameters[name]) for name in parameters]
+    nnx.update(module, nnx.from_flat_state(flat))
+
+
+def _key(text):
+    return int(text) if text.isdigit() else text
+
+
+_TIMM_NAMES = [
+    ("patch_embed.proj.", "patch_embedding."),
+    ("cls_token", "class_token"),
+    ("pos_embed", "positions.position_embedding"),
+    ("fc_norm.", "norm."),
+    (".attn.proj.", ".attention.out."),
+    (".attn.", ".attention."),
+    (".mlp.fc1.", ".mlp.expand."),
+    (".mlp.fc2.", ".mlp.contract."),
+    (".ls1.", ".layer_scale1."),
+    (".ls2.", ".layer_scale2."),
+]
+
+
+def from_timm(weights):
+    """Names and layouts of timm's VisionTransformer as ours."""
+    ours = {}
+    for name, value in weights.items():
+        is_norm = "norm" in name
+        for theirs, new in _TIMM_NAMES:
+            name = name.replace(theirs, new)
+        if name.endswith(".weight"):
+            name = name.removesuffix("weight") + ("scale" if is_norm else "kernel")
+            value = {1: lambda v: v, 2: np.transpose, 4: lambda v: v.transpose(2, 3, 1, 0)}[
+                value.ndim
+            ](value)
+        ours[name] = value
+    return ours
+
+
+@pytest.fixture
+def golden():
+    """The folder of reference arrays."""
+    return GOLDEN
+
+
+@pytest.fixture
+def load_timm():
+    """A function from a reference model's name to its weights under our names and its arrays."""
+
+    def load(name):
+        folder = GOLDEN / "interop"
+        with np.load(folder / f"{name}.npz") as arrays:
+            return from_timm(read_safetensors(folder / f"{name}.safetensors")), dict(arrays)
+
+    return load
+
+
+@pytest.fixture
+def set_params():
+    """A function that sets every parameter of a module from a dict keyed by dotted path."""
+    return set_parameters
+
+
+@pytest.fixture
+def small():
+    """A function that makes a small model, its every parameter random; options override its own.
+
+    The numbers depend on the seed and the parameter's name and shape alone, so that models that
+    differ in an option agree in the parameters they share. They come from NumPy: initialising on
+    the device would compile a program for each shape.
+    """
+
+    def create(*, seed=0, **options):
+        options = {**SMALL, **options}
+        model = nnx.eval_shape(lambda: models.create("vit_nano2", rngs=nnx.Rngs(0), **options))
+        graphdef, abstract = nnx.split(model)
+        return nnx.merge(
+            graphdef, jax.tree_util.tree_map_with_path(functools.partial(draw, seed), abstract)
+        )
+
+    def draw(seed, path, leaf):
+        rng = np.random.default_rng(zlib.crc32(jax.tree_util.keystr(path).encode()) + seed)
+        center = 1.0 if "scale" in jax.tree_util.keystr(path[-2:]) else 0.0
+        return jnp.asarray(center + 0.3 * rng.standard_normal(leaf.shape), leaf.dtype)
+
+    return create
+
+
+@pytest.fixture
+def images():
+    """A function from a seed and a batch size to images [batch, 8, 8, 2] for the small models."""
+
+    def draw(seed=0, batch=3, size=(8, 8)):
+        return jax.random.normal(jax.random.key(seed), (batch, *size, 2))
+
+    return draw
