@@ -1,0 +1,97 @@
+"""The meter: collects the metrics of the steps without waiting for each, and guards against NaN."""
+
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+
+# Steps that may be on their way to the device. Enough that it never waits for Python, few enough
+# that a stop or a failure is noticed soon.
+_IN_FLIGHT = 4
+
+# Steps whose metrics are fetched together.
+_FETCH = 32
+
+
+class NonFiniteError(ArithmeticError):
+    """A metric of a step is NaN or infinite.
+
+    Attributes:
+      step: the step, counted from 1.
+      metric: the metric's name.
+    """
+
+    def __init__(self, step: int, metric: str, value: float):
+        """Builds the message."""
+        super().__init__(
+            f"training stopped: {metric} is {value} at step {step}; the last checkpoint is from "
+            "before. Try a lower optimizer.learning_rate, a longer warm-up or a smaller clip_norm."
+        )
+        self.step = step
+        self.metric = metric
+
+
+class Meter:
+    """Averages the metrics of the steps between two rows, and measures their time."""
+
+    def __init__(self, *, batch_size: int):
+        """Starts the clock.
+
+        Args:
+          batch_size: examples per step.
+        """
+        self._batch_size = batch_size
+        self._pending: list[tuple[int, Mapping[str, jax.Array]]] = []
+        self._sums: dict[str, float] = {}
+        self._last: dict[str, float] = {}
+        self._count = 0
+        self._began = time.perf_counter()
+
+    def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Takes the metrics of a step, which may still be computing."""
+        self._pending.append((step, metrics))
+        if len(self._pending) > _IN_FLIGHT:
+            oldest_allowed = self._pending[-_IN_FLIGHT - 1][1]
+            # One scalar stands for its whole step.
+            next(iter(oldest_allowed.values())).block_until_ready()
+        if len(self._pending) >= _FETCH + _IN_FLIGHT:
+            self._fetch(_FETCH)
+
+    def flush(self) -> tuple[dict[str, float], float]:
+        """Waits for the last step and ends the row.
+
+        Returns:
+          The metrics' means since the last row, the learning rate's last value and
+          `examples_per_second`; and the seconds that the steps took.
+
+        Raises:
+          NonFiniteError: if a metric of a step is not finite.
+        """
+        self._fetch(len(self._pending))
+        seconds = time.perf_counter() - self._began
+        means = {name: total / self._count for name, total in self._sums.items()}
+        if "learning_rate" in means:
+            means["learning_rate"] = self._last["learning_rate"]
+        means["examples_per_second"] = self._count * self._batch_size / max(seconds, 1e-9)
+        self._sums, self._count = {}, 0
+        self.restart_clock()
+        return means, seconds
+
+    def restart_clock(self) -> None:
+        """Leaves out of the next row's time what was done since the last one."""
+        self._began = time.perf_counter()
+
+    def _fetch(self, count: int) -> None:
+        chunk, self._pending = self._pending[:count], self._pending[count:]
+        values: list[dict[str, Any]] = jax.device_get([metrics for _, metrics in chunk])
+        for (step, _), metrics in zip(chunk, values, strict=True):
+            self._last = {name: float(value) for name, value in metrics.items()}
+            # The loss first: where it is not finite, its gradient's norm is not either.
+            for name in sorted(self._last, key=lambda name: name != "loss"):
+                value = self._last[name]
+                if not math.isfinite(value):
+                    raise NonFiniteError(step, name, value)
+                self._sums[name] = self._sums.get(name, 0.0) + value
+            self._count += 1

@@ -1,0 +1,170 @@
+"""Trains a list of attention kinds with a list of seeds and reports how they compare.
+
+    python -m experiments.compare --config configs/digits.py \
+        --kinds softmax,linear,cumulant2,cumulant3,tssa --seeds 0,1 --directory runs/digits
+
+Every run trains the same model on the same images in the same order, but for the attention and the
+seed. Ctrl-C saves and stops; the same command goes on where it stopped. Runs that are finished
+are not trained again, so kinds and seeds can be added later.
+
+The directory gets results.csv (a row per run), results.md (a row per kind), curves.png and
+report.html, which needs no other file. They are written after every finished run and tell how far
+the comparison is.
+"""
+
+import argparse
+import contextlib
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from cumulant_jax import analysis
+from cumulant_jax.analysis import Comparison, tables
+from cumulant_jax.training import ExperimentConfig, Interrupted, train
+from experiments import cli
+from experiments.comparison_plan import Cell, parse_kinds, parse_seeds, plan
+from experiments.comparison_view import Progress, View, make_view
+
+DEFAULT_KINDS = "softmax,linear,cumulant2,cumulant3,tssa"
+
+
+def main(args: argparse.Namespace) -> None:
+    """Trains what is missing and writes the reports.
+
+    Raises:
+      Interrupted: a signal stopped it; what is finished is on disk and in the reports.
+    """
+    kinds, seeds = parse_kinds(args.kinds), parse_seeds(args.seeds)
+    cells = plan(args.config, kinds, seeds, args.directory)
+    config = _shared_config(args.config, kinds, seeds)
+
+    def write(cells: Sequence[Cell]) -> Comparison:
+        comparison = _comparison(cells, config=config, command=args.command)
+        write_reports(comparison, args.directory)
+        return comparison
+
+    try:
+        comparison = run(cells, write=write)
+    except Interrupted as stop:
+        report = args.directory / "report.html"
+        raise Interrupted(stop.signum, f"{stop}; the report so far: {report}") from None
+    if not sys.stdout.isatty():
+        # A terminal shows the live table already.
+        print(f"\n{tables.to_markdown(analysis.summarize(comparison.results))}")
+    print(f"Report: {args.directory / 'report.html'}")
+
+
+def run(
+    cells: Sequence[Cell],
+    *,
+    write: Callable[[Sequence[Cell]], Comparison],
+    view: View | None = None,
+) -> Comparison:
+    """Trains the runs that are not finished, in order.
+
+    Args:
+      cells: the runs.
+      write: writes the reports; called at the start and after every run.
+      view: shows the progress; by default a live table on a terminal, plain lines elsewhere.
+
+    Returns:
+      What `write` returned at the end.
+    """
+    finished = {(c.kind, c.seed): r for c in cells if (r := c.result()) is not None}
+    progress = Progress([(cell.kind, cell.seed) for cell in cells], finished)
+    comparison = write(cells)
+    with _stop_on_signals(), view or make_view(progress) as view:
+        for cell in cells:
+            if (cell.kind, cell.seed) in finished:
+                continue
+            view.begin((cell.kind, cell.seed))
+            train(cell.config, cell.run.path, reporter=view)
+            result = cell.result()
+            if result is None:
+                raise RuntimeError(f"{cell.run.path} is not finished, though its training ended")
+            view.end(result)
+            comparison = write(cells)
+    return comparison
+
+
+@contextlib.contextmanager
+def _stop_on_signals() -> Iterator[None]:
+    """Makes SIGINT and SIGTERM raise Interrupted wherever `train` does not handle them itself.
+
+    That is while a run is prepared and compiled, and while reports are written: at none of these
+    is anything lost.
+    """
+
+    def stop(signum: int, frame: object) -> None:
+        raise Interrupted(signum, f"stopped by {signal.Signals(signum).name} between two runs")
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def write_reports(comparison: Comparison, directory: Path) -> None:
+    """Writes results.csv, results.md, curves.png and report.html.
+
+    A reader, or a kill, never sees half of a file.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    _replace(directory / "results.csv", analysis.to_csv(comparison.results))
+    _replace(directory / "results.md", analysis.to_markdown(comparison))
+    _replace(directory / "report.html", analysis.to_html(comparison))
+    figure = analysis.overview(comparison.curves, analysis.summarize(comparison.results))
+    temporary = directory / ".curves.png.tmp"
+    analysis.save_png(figure, temporary)
+    os.replace(temporary, directory / "curves.png")
+
+
+def _replace(file: Path, text: str) -> None:
+    temporary = file.with_name(f".{file.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, file)
+
+
+def _comparison(cells: Sequence[Cell], *, config: dict, command: str) -> Comparison:
+    finished = [(cell, result) for cell in cells if (result := cell.result()) is not None]
+    return Comparison(
+        title=f"Attention kinds compared on {config['data']['name']}",
+        results=[result for _, result in finished],
+        curves=[cell.curve() for cell, _ in finished],
+        config=config,
+        command=command,
+        environment=analysis.describe_environment(),
+        planned=len(cells),
+    )
+
+
+def _shared_config(config: ExperimentConfig, kinds: Sequence[str], seeds: Sequence[int]) -> dict:
+    """The config as the report shows it: the lists where the runs differ."""
+    values = config.to_dict()
+    values["model"]["attention"] = list(kinds)
+    values["seed"] = list(seeds)
+    return values
+
+
+def command_line(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with these arguments, those of the process by default."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = cli.make_parser(__doc__)
+    parser.add_argument(
+        "--kinds",
+        default=DEFAULT_KINDS,
+        metavar="KIND,…",
+        help=f"attention kinds, joined by commas; layer by layer with + ({DEFAULT_KINDS})",
+    )
+    parser.add_argument("--seeds", default="0", metavar="N,…", help="seeds, joined by commas (0)")
+    parser.set_defaults(command=shlex.join(["python", "-m", "experiments.compare", *argv]))
+    return cli.run(main, parser, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(command_line())

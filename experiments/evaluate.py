@@ -1,0 +1,83 @@
+"""Evaluates a checkpoint of a run and writes the result as JSON.
+
+    python -m experiments.evaluate --directory runs/x
+    python -m experiments.evaluate --directory runs/x --checkpoint last --parameters raw \
+        --batch-size 500 --output result.json
+
+The result does not depend on the batch size: every example counts exactly once.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from cumulant_jax.training import Checkpoints, RunDirectory, build
+from cumulant_jax.training.run_directory import write_json
+from experiments import cli
+
+
+def main(args: argparse.Namespace) -> None:
+    """Evaluates as the arguments say and prints the result."""
+    run = RunDirectory(args.directory)
+    experiment = build(run.config())
+    if args.batch_size is not None and args.batch_size < 1:
+        raise ValueError(f"--batch-size: got {args.batch_size}, expected at least 1.")
+    if args.parameters == "ema" and experiment.config.ema_decay is None:
+        raise ValueError("--parameters: got 'ema', but the run keeps no moving average.")
+    task = experiment.task
+    if not run.checkpoints.is_dir():
+        raise FileNotFoundError(f"--directory: the run in {str(run.path)!r} has no checkpoint yet.")
+    with Checkpoints(
+        run.checkpoints,
+        metric=task.main_metric,
+        larger_is_better=task.larger_is_better,
+        read_only=True,
+    ) as checkpoints:
+        step = _choose_step(args.checkpoint, checkpoints, run)
+        state = checkpoints.restore(step, experiment.shapes).state
+    ema = args.parameters != "raw" and state.ema is not None
+    scores = experiment.evaluate(experiment.eval_step(), state, batch_size=args.batch_size, ema=ema)
+    result = {
+        "step": step,
+        "parameters": "ema" if ema else "raw",
+        "num_examples": task.num_eval,
+        **scores,
+    }
+    print(json.dumps(result))
+    write_json(args.output or run.path / f"evaluation-{step}.json", result)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Makes the parser of this command."""
+    parser = cli.make_parser(__doc__, config=False)
+    parser.add_argument(
+        "--checkpoint", default="best", help="'best' (the default), 'last' or a step"
+    )
+    parser.add_argument(
+        "--parameters",
+        choices=("auto", "ema", "raw"),
+        default="auto",
+        help="the moving average, the raw parameters, or the average where there is one",
+    )
+    parser.add_argument("--batch-size", type=int, help="by default that of the run")
+    parser.add_argument("--output", type=Path, help="the JSON file; by default in the directory")
+    return parser
+
+
+def _choose_step(choice: str, checkpoints: Checkpoints, run: RunDirectory) -> int:
+    steps = checkpoints.steps
+    if not steps:
+        raise FileNotFoundError(f"--directory: the run in {str(run.path)!r} has no checkpoint yet.")
+    named = {"best": checkpoints.best_step, "last": checkpoints.latest_step}
+    step = named.get(choice, int(choice) if choice.isdigit() else None)
+    if step not in steps:
+        raise ValueError(
+            f"--checkpoint: got {choice!r}, expected 'best' (a checkpoint that was evaluated), "
+            f"'last' or one of the steps {', '.join(map(str, steps))}."
+        )
+    return step
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(main, make_parser()))

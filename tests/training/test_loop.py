@@ -1,0 +1,198 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from cumulant_jax.training import (
+    Checkpoints,
+    MixingConfig,
+    NonFiniteError,
+    RunDirectory,
+    SilentReporter,
+    build,
+    read_rows,
+    train,
+)
+from cumulant_jax.training.mesh import batch_sharding, to_devices
+
+MIXING = MixingConfig(mixup=0.4, cutmix=1.0, label_smoothing=0.1)
+TIMES = ("training_seconds", "train/examples_per_second")
+
+
+class Recorder(SilentReporter):
+    """Keeps what it is told."""
+
+    def __init__(self):
+        self.infos, self.rows, self.summaries = [], [], []
+
+    def on_start(self, info):
+        self.infos.append(info)
+
+    def on_step_metrics(self, step, metrics):
+        self.rows.append((step, "train", dict(metrics)))
+
+    def on_evaluation(self, step, metrics):
+        self.rows.append((step, "eval", dict(metrics)))
+
+    def on_finish(self, summary):
+        self.summaries.append(summary)
+
+
+def final(config, directory):
+    experiment = build(config)
+    with Checkpoints(RunDirectory(directory).checkpoints, read_only=True) as checkpoints:
+        assert checkpoints.latest_step is not None
+        return checkpoints.restore(checkpoints.latest_step, experiment.shapes)
+
+
+def rows(directory):
+    kept = read_rows(directory / "metrics.jsonl")
+    return [{k: v for k, v in row.items() if k not in TIMES} for row in kept]
+
+
+def test_2n_steps_equal_n_restart_and_n_bit_by_bit(tiny, tmp_path, same):
+    config = tiny(
+        options={"depth": 2, "dropout": 0.1, "drop_path": 0.2},
+        mixing=dict(MIXING.__dict__),
+        data__augment=("flip", "crop(padding=1)"),
+        ema_decay=0.9,
+        gradient_accumulation=2,
+        total="14 steps",
+        checkpoint_every="4 steps",
+        evaluate_every="3 steps",
+        log_every="2 steps",
+    )
+    whole = train(config, tmp_path / "whole", reporter=SilentReporter())
+    part = train(config, tmp_path / "parts", reporter=SilentReporter(), stop_after=8)
+    assert (part.steps, part.completed) == (8, False)
+    recorder = Recorder()
+    resumed = train(config, tmp_path / "parts", reporter=recorder)
+    assert recorder.infos[0].start_step == 8
+    assert recorder.rows[0][0] == 9
+    assert whole.completed
+    assert resumed.completed
+    expected, actual = final(config, tmp_path / "whole"), final(config, tmp_path / "parts")
+    assert int(expected.state.step) == 14
+    same(actual.state, expected.state)
+    assert actual.data == expected.data
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    for name in ("final_metrics", "best_metrics", "best_step", "num_parameters", "steps"):
+        assert getattr(resumed, name) == getattr(whole, name), name
+
+
+def test_what_a_run_leaves_behind(tiny, tmp_path):
+    config, recorder = tiny(), Recorder()
+    summary = train(config, tmp_path, reporter=recorder)
+    assert [(step, part) for step, part, _ in recorder.rows] == [
+        *((3, "train"), (6, "train"), (6, "eval")),
+        *((9, "train"), (12, "train"), (12, "eval")),
+    ]
+    assert recorder.summaries == [summary]
+    assert summary.completed
+    assert summary.steps == 12
+    assert summary.final_metrics == recorder.rows[-1][2]
+    assert summary.num_parameters == sum(
+        leaf.size for leaf in jax.tree.leaves(build(config).shapes.params)
+    )
+    assert summary.images_per_second == pytest.approx(32e3 / summary.step_time_ms)
+    # The state is an argument, in float32: parameters and two moments.
+    assert summary.step_memory_bytes > 3 * 4 * summary.num_parameters
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {
+        *("config.json", "metrics.csv", "metrics.jsonl", "tensorboard"),
+        *("checkpoints", "summary.json", "run.lock"),
+    }
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary.to_dict()
+    header = (tmp_path / "metrics.csv").read_text().splitlines()[0].split(",")
+    assert header[0] == "step"
+    assert {key for row in read_rows(tmp_path / "metrics.jsonl") for key in row} == set(header)
+
+
+def test_a_finished_run_is_returned_as_it_is(tiny, tmp_path):
+    config = tiny()
+    first = train(config, tmp_path, reporter=SilentReporter())
+    recorder = Recorder()
+    assert train(config, tmp_path, reporter=recorder) == first
+    assert recorder.infos == []
+
+
+def test_a_changed_config_is_refused_and_nothing_is_written(tiny, tmp_path):
+    train(tiny(), tmp_path, reporter=SilentReporter(), stop_after=3)
+    before = {f: f.stat().st_mtime_ns for f in tmp_path.rglob("*")}
+    with pytest.raises(ValueError, match=r"optimizer.learning_rate: 0.003 → 0.1"):
+        train(tiny(optimizer__learning_rate=0.1), tmp_path)
+    assert {f: f.stat().st_mtime_ns for f in tmp_path.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data__name": "digit"}, "did you mean 'digits'"),
+        ({"data__eval_split": "tests"}, "did you mean 'test'"),
+        ({"model__attention": "softmax+linear"}, "attention has 2 entries"),
+        ({"task": "clasification"}, "did you mean 'classification'"),
+        ({"mesh": "dat=1"}, "did you mean 'data'"),
+        ({"optimizer__warmup": "12 steps"}, "optimizer.warmup"),
+    ],
+)
+def test_a_config_that_cannot_be_trained_makes_no_directory(tiny, tmp_path, changes, message):
+    directory = tmp_path / "run"
+    with pytest.raises(ValueError, match=message) as caught:
+        train(tiny(**changes), directory)
+    assert "\n" not in str(caught.value)
+    assert not directory.exists()
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tiny, tmp_path):
+    config = tiny(
+        optimizer__learning_rate=1e37,
+        optimizer__warmup=0,
+        optimizer__clip_norm=None,
+        total="40 steps",
+        checkpoint_every="1 steps",
+        log_every="1 steps",
+    )
+    # Which step is the first with a bad metric, without the loop.
+    experiment = build(config)
+    state, step = experiment.create_state(), experiment.train_step()
+    batches = experiment.train_iterator()
+    bad, metrics = 0, {}
+    while all(np.isfinite(value) for value in metrics.values()):
+        batch = to_devices(next(batches), batch_sharding(experiment.mesh))
+        state, metrics = step(state, batch)
+        bad += 1
+    batches.close()
+    assert 1 < bad < 40
+    with pytest.raises(NonFiniteError, match=rf" is (nan|inf) at step {bad};") as caught:
+        train(config, tmp_path, reporter=SilentReporter())
+    assert caught.value.step == bad
+    restored = final(config, tmp_path)
+    assert int(restored.state.step) == bad - 1
+    assert read_rows(tmp_path / "metrics.jsonl")[-1]["step"] == bad - 1
+    assert not (tmp_path / "summary.json").exists()
+
+
+def test_a_bad_step_between_rows_is_named_too(tiny, tmp_path):
+    config = tiny(
+        optimizer__learning_rate=1e37,
+        optimizer__warmup=0,
+        optimizer__clip_norm=None,
+        total="40 steps",
+        checkpoint_every=0,
+        evaluate_every=0,
+        log_every=0,
+    )
+    with pytest.raises(NonFiniteError) as caught:
+        train(config, tmp_path, reporter=SilentReporter())
+    assert 1 < caught.value.step < 40
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_epochs_and_examples_become_steps(tiny, tmp_path):
+    # 1437 images, 32 a step: half an epoch is 22.45 steps.
+    config = tiny(total="0.5 epochs", evaluate_every="320 examples", checkpoint_every=0)
+    recorder = Recorder()
+    summary = train(config, tmp_path, reporter=recorder)
+    assert summary.steps == 22
+    assert [step for step, part, _ in recorder.rows if part == "eval"] == [10, 20, 22]
