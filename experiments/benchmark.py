@@ -28,7 +28,7 @@ from cumulant_jax.analysis.attention_cost import (
 )
 from cumulant_jax.analysis.cost_plot import plot_costs
 from cumulant_jax.naming import unknown_name
-from cumulant_jax.training import load_config
+from cumulant_jax.training import build, load_config
 from experiments import cli
 from experiments.step_overhead import measure_overhead
 
@@ -41,37 +41,53 @@ MOST_FULL_TOKENS = 16384
 
 
 def main(args: argparse.Namespace) -> int:
-    """Runs the parts that were asked for and writes the results."""
+    """Runs the parts that were asked for and writes the results after each."""
     parts = _names("part", args.parts, PARTS)
     kinds = _names("kind", args.kinds, measurable_kinds())
-    tokens = [int(t) for t in args.tokens.split(",")]
+    tokens = _numbers("--tokens", args.tokens)
+    configs = {}
+    if "step" in parts:
+        configs = {name: load_config(name, []) for name in args.configs.split(",")}
+        for config in configs.values():  # a missing data set is found before anything is measured
+            build(config)
     args.directory.mkdir(parents=True, exist_ok=True)
-    facts = describe_environment()
-    results: dict[str, Any] = {"environment": facts}
-    text = ["# Benchmark", "", *(f"- {name}: {value}" for name, value in facts.items()), ""]
-    text += ["Command:", "", f"    python -m experiments.benchmark {' '.join(sys.argv[1:])}", ""]
+    results: dict[str, Any] = {"environment": describe_environment()}
+    text = _heading(results["environment"])
+
+    def write() -> None:
+        for name, content in (
+            ("benchmark.json", json.dumps(results, indent=2) + "\n"),
+            ("benchmark.md", "\n".join(text)),
+        ):
+            (args.directory / name).write_text(content, encoding="utf-8")
+
     if "attention" in parts:
         costs = _attention(kinds, tokens, args.rounds)
         results["attention"] = [dataclasses.asdict(cost) for cost in costs]
         text += _attention_table(costs)
         plot_costs(costs, args.directory / "attention.png")
+        write()
     if "memory" in parts:
         results["memory"] = {k: _memory(k, max(tokens)) for k in kinds if k not in QUADRATIC}
         text += _memory_table(results["memory"], max(tokens))
+        write()
     if "step" in parts:
         results["step"] = {}
-        for config in args.configs.split(","):
-            _say(f"training step of {config}")
-            overhead = measure_overhead(
-                load_config(config, []), steps=args.steps, rounds=args.rounds
-            )
-            results["step"][config] = dataclasses.asdict(overhead)
+        for name, config in configs.items():
+            _say(f"training step of {name}")
+            overhead = measure_overhead(config, steps=args.steps, rounds=args.rounds)
+            results["step"][name] = dataclasses.asdict(overhead)
         text += _step_table(results["step"])
-    (args.directory / "benchmark.json").write_text(json.dumps(results, indent=2) + "\n")
-    (args.directory / "benchmark.md").write_text("\n".join(text))
+        write()
     print("\n".join(text))
     _say(f"written to {args.directory}")
     return 0
+
+
+def _heading(facts: dict[str, str]) -> list[str]:
+    command = f"    python -m experiments.benchmark {' '.join(sys.argv[1:])}"
+    lines = [f"- {name}: {value}" for name, value in facts.items()]
+    return ["# Benchmark", "", *lines, "", "Command:", "", command, ""]
 
 
 def _attention(kinds: list[str], tokens: list[int], rounds: int) -> list[Cost]:
@@ -156,6 +172,13 @@ def _names(what: str, text: str, known) -> list[str]:
         if name not in known:
             raise ValueError(unknown_name(what, name, known))
     return names
+
+
+def _numbers(option: str, text: str) -> list[int]:
+    numbers = text.split(",")
+    if not all(n.isdecimal() and int(n) > 0 for n in numbers):
+        raise ValueError(f"{option} must be positive numbers, as in 1024,4096; got {text!r}.")
+    return [int(n) for n in numbers]
 
 
 def _say(text: str) -> None:
