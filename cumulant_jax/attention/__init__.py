@@ -11,11 +11,18 @@ from cumulant_jax.attention.kinds import (
 )
 from cumulant_jax.attention.linear import linear_attention
 from cumulant_jax.attention.softmax import softmax_attention
-from cumulant_jax.attention.token_statistics import token_memberships, token_statistics_attention
+from cumulant_jax.attention.token_statistics import (
+    TokenStatisticsState,
+    token_memberships,
+    token_statistics_attention,
+)
 from cumulant_jax.attention.weights import attention_weights
+from cumulant_jax.kernels import MomentState
 
 __all__ = [
     "KINDS",
+    "MomentState",
+    "TokenStatisticsState",
     "as_flax_attention_fn",
     "attention",
     "attention_function",

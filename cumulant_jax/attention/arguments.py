@@ -100,29 +100,3 @@ def check_per_head(name: str, x: Any, heads: int) -> jax.Array:
     if x.shape not in ((), (heads,)):
         raise ValueError(f"{name} must be a scalar or [heads] = ({heads},); got shape {x.shape}.")
     return jnp.broadcast_to(x, (heads,))
-
-
-def refuse_state(
-    operation: str, *, initial_state: Any, return_state: bool, is_causal: bool
-) -> None:
-    """Raises where a carried state or causal attention is asked of an operation without it."""
-    if is_causal:
-        raise NotImplementedError(
-            f"{operation} has no is_causal=True yet; 'softmax' attention has. "
-            "A bidirectional call needs is_causal=False."
-        )
-    if initial_state is not None or return_state:
-        raise NotImplementedError(
-            f"{operation} carries a state only between causal calls, which it does not offer yet; "
-            "leave initial_state=None and return_state=False."
-        )
-
-
-def spread_heads(
-    key: jax.Array, value: jax.Array, mask: jax.Array | None
-) -> tuple[jax.Array, jax.Array]:
-    """Repeats the key and value heads to the query heads where the mask differs between those."""
-    if mask is None or mask.shape[-1] in (1, key.shape[-2]):
-        return key, value
-    repeats = mask.shape[-1] // key.shape[-2]
-    return jnp.repeat(key, repeats, axis=-2), jnp.repeat(value, repeats, axis=-2)

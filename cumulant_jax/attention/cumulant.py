@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from cumulant_jax.attention import arguments
-from cumulant_jax.attention.masks import key_mask
+from cumulant_jax.attention.linear_time import check_state, prepare
 from cumulant_jax.kernels import (
+    MomentState,
     PolynomialFeatures,
-    choose_implementation,
+    causal_read_out,
+    effective_features,
+    empty_state,
     masked_mean,
     read_out,
     read_out_matrix,
@@ -35,9 +39,9 @@ def cumulant_attention(
     order: int = 3,
     offdiagonal: bool = False,
     reduction: str = "mean",
-    initial_state: Any = None,
+    initial_state: MomentState | None = None,
     return_state: bool = False,
-) -> jax.Array:
+) -> Any:
     r"""Attention from the first cumulants of keys and values.
 
     With centred keys κ = k − k̄ and values ν = v − v̄, and E the mean over the unmasked tokens,
@@ -54,7 +58,8 @@ def cumulant_attention(
       mask: boolean, True = attend; [*batch, S], or anything that broadcasts to [*batch, H, T, S]
         and does not depend on the query. Masked keys and values may hold anything, NaN included.
       key_value_seq_lengths: int [*batch]; keys at and beyond the length are masked.
-      is_causal: not available for this function yet.
+      is_causal: query t attends to keys up to t: means, centring and sums all run over those. In
+        linear time too, chunk by chunk.
       scale: factor on the queries; None for D ** -0.5.
       implementation: None (the best for this device) or "xla".
       order: 1 (mean of the values), 2 (covariance), 3 (third cumulant), 4 (fourth, diagonal).
@@ -62,11 +67,14 @@ def cumulant_attention(
         second-order Taylor polynomial of softmax attention, at D/2 times the cost.
       reduction: "mean", which approaches softmax attention for small queries, or "sum", the paper's
         literal form: the same times the number of unmasked tokens.
-      initial_state: belongs to causal attention, not available yet.
-      return_state: likewise.
+      initial_state: with is_causal, what an earlier call returned: its tokens come before these.
+        The first call's options must be those of the later ones.
+      return_state: with is_causal, whether to return the state after the last token as well. One
+        token with its state is a decoding step, whatever the number of tokens before it.
 
     Returns:
-      [*batch, T, H, Dv] in the dtype of `value`; zeros where every key is masked.
+      [*batch, T, H, Dv] in the dtype of `value`; zeros where every key is masked. With
+      `return_state` a pair of that and a `MomentState`.
 
     Raises:
       ValueError: shapes or options do not fit, or the mask depends on the query.
@@ -89,28 +97,24 @@ def cumulant_attention(
       5e-02
       5e-04
     """
-    query, key, value = arguments.check_query_key_value(query, key, value, is_causal=is_causal)
     check_cumulant_options(order, offdiagonal, reduction)
-    choose_implementation(implementation, "cumulant_attention")
-    arguments.refuse_state(
+    query, key, value, mask, scale = prepare(
         "cumulant_attention",
+        query,
+        key,
+        value,
+        mask=mask,
+        key_value_seq_lengths=key_value_seq_lengths,
+        is_causal=is_causal,
+        scale=scale,
+        implementation=implementation,
         initial_state=initial_state,
         return_state=return_state,
-        is_causal=is_causal,
     )
-    scale = arguments.check_scale(scale, query.shape[-1])
-    mask = key_mask(
-        mask,
-        key_value_seq_lengths,
-        batch=query.shape[:-3],
-        heads=query.shape[-2],
-        queries=query.shape[-3],
-        keys=key.shape[-3],
-        operation="cumulant_attention",
-    )
-    key, value = arguments.spread_heads(key, value, mask)
-
     features = PolynomialFeatures(order, all_pairs=offdiagonal)
+    if is_causal:
+        out, state = _causal(features, query, key, value, mask, scale, reduction, initial_state)
+        return (out, state) if return_state else out
     key_pivot, value_pivot = lax.stop_gradient((masked_mean(key, mask), masked_mean(value, mask)))
     sums = sum_moments(features, key, value, mask, key_pivot=key_pivot, value_pivot=value_pivot)
     matrix = read_out_matrix(
@@ -122,6 +126,27 @@ def cumulant_attention(
         reduction_is_sum=reduction == "sum",
     )
     return read_out(features, query, matrix).astype(value.dtype)
+
+
+def _causal(
+    features: PolynomialFeatures, query, key, value, mask, scale, reduction, state
+) -> tuple[jax.Array, MomentState]:
+    dim = key.shape[-1]
+    num_features = features.count(dim)
+    empty = empty_state(num_features, key, value, mask, pivot=True)
+    state = check_state(state, empty)
+
+    def effective(query, feature_sums):
+        count = jnp.maximum(feature_sums[..., -1:], 1)
+        out = effective_features(features, query, feature_sums / count, dim=dim, scale=scale)
+        return out if reduction == "sum" else out / count
+
+    out, state = causal_read_out(features, effective, query, key, value, mask, state)
+    # The last column is the sum of the weights: 1, or the count of tokens in sum form, or 0 where
+    # there is no token yet.
+    pivot = jnp.repeat(state.value_pivot, query.shape[-2] // key.shape[-2], axis=-2)
+    out = out[..., :-1] + out[..., -1:] * pivot[..., None, :, :]
+    return out.astype(value.dtype), state
 
 
 def check_cumulant_options(order: int, offdiagonal: bool, reduction: str) -> None:

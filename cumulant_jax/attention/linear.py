@@ -9,8 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from cumulant_jax.attention import arguments
-from cumulant_jax.attention.masks import key_mask
-from cumulant_jax.kernels import choose_implementation, elu1, read_out, sum_moments
+from cumulant_jax.attention.linear_time import check_state, prepare
+from cumulant_jax.kernels import (
+    MomentState,
+    causal_read_out,
+    elu1,
+    empty_state,
+    read_out,
+    sum_moments,
+)
 from cumulant_jax.naming import unknown_name
 
 
@@ -37,9 +44,9 @@ def linear_attention(
     implementation: str | None = None,
     feature_map: str | Callable[[jax.Array], jax.Array] = "elu1",
     eps: float = 1e-6,
-    initial_state: Any = None,
+    initial_state: MomentState | None = None,
     return_state: bool = False,
-) -> jax.Array:
+) -> Any:
     """Attention with the kernel φ(q)·φ(k) in place of exp(q·k).
 
       out = φ(q) Σ_l φ(k_l) v_lᵀ / (φ(q)·Σ_l φ(k_l) + eps)
@@ -51,17 +58,18 @@ def linear_attention(
       mask: boolean, True = attend; [*batch, S], or anything that broadcasts to [*batch, H, T, S]
         and does not depend on the query. Masked keys and values may hold anything, NaN included.
       key_value_seq_lengths: int [*batch]; keys at and beyond the length are masked.
-      is_causal: not available for this function yet.
+      is_causal: query t attends to keys up to t, in linear time too.
       scale: factor on the queries before φ; None for D ** -0.5.
       implementation: None (the best for this device) or "xla".
       feature_map: "elu1" (elu + 1), "relu", "exp", or a function from [..., dim] to
         [..., features] with non-negative results.
       eps: added to the denominator.
-      initial_state: belongs to causal attention, not available yet.
-      return_state: likewise.
+      initial_state: with is_causal, what an earlier call returned: its tokens come before these.
+      return_state: with is_causal, whether to return the state after the last token as well.
 
     Returns:
-      [*batch, T, H, Dv] in the dtype of `value`; zeros where every key is masked.
+      [*batch, T, H, Dv] in the dtype of `value`; zeros where every key is masked. With
+      `return_state` a pair of that and a `MomentState`.
 
     Raises:
       ValueError: shapes or options do not fit, or the mask depends on the query.
@@ -77,34 +85,41 @@ def linear_attention(
       >>> linear_attention(q, k, v).shape
       (2, 100, 4, 16)
     """
-    query, key, value = arguments.check_query_key_value(query, key, value, is_causal=is_causal)
     eps = arguments.check_positive("eps", eps)
     feature_function = check_feature_map(feature_map)
-    choose_implementation(implementation, "linear_attention")
-    arguments.refuse_state(
+    query, key, value, mask, scale = prepare(
         "linear_attention",
+        query,
+        key,
+        value,
+        mask=mask,
+        key_value_seq_lengths=key_value_seq_lengths,
+        is_causal=is_causal,
+        scale=scale,
+        implementation=implementation,
         initial_state=initial_state,
         return_state=return_state,
-        is_causal=is_causal,
     )
-    scale = arguments.check_scale(scale, query.shape[-1])
-    mask = key_mask(
-        mask,
-        key_value_seq_lengths,
-        batch=query.shape[:-3],
-        heads=query.shape[-2],
-        queries=query.shape[-3],
-        keys=key.shape[-3],
-        operation="linear_attention",
-    )
-    key, value = arguments.spread_heads(key, value, mask)
-
     query = query * jnp.asarray(scale, jnp.result_type(query, jnp.float32))
     if not isinstance(feature_map, str):
         # A function of the caller's may hold traced values, which cannot enter the custom
         # derivative of the passes: it is applied here, at the price of one more array.
         key = _apply_to_unmasked(feature_map, key, mask)
         query, feature_function = feature_map(query), _identity
+    if is_causal:
+        num_features = jax.eval_shape(feature_function, key).shape[-1]
+        empty = empty_state(num_features, key, value, mask, pivot=False)
+        out, state = causal_read_out(
+            feature_function,
+            lambda query, _: feature_function(query),
+            query,
+            key,
+            value,
+            mask,
+            check_state(initial_state, empty),
+        )
+        out = (out[..., :-1] / (out[..., -1:] + eps)).astype(value.dtype)
+        return (out, state) if return_state else out
     zero = jnp.zeros((), key.dtype)
     sums = sum_moments(
         feature_function,
@@ -114,7 +129,7 @@ def linear_attention(
         key_pivot=jnp.broadcast_to(zero, (*key.shape[:-3], *key.shape[-2:])),
         value_pivot=jnp.broadcast_to(zero, (*value.shape[:-3], *value.shape[-2:])),
     )
-    out = read_out(feature_function, query, sums, normaliser_eps=eps)
+    out = read_out(feature_function, query, sums, normalizer_eps=eps)
     return out.astype(value.dtype)
 
 

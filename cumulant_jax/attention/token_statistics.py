@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from cumulant_jax.attention import arguments
+from cumulant_jax.attention.linear_time import check_state, check_state_options
 from cumulant_jax.attention.masks import token_mask
 from cumulant_jax.kernels import accumulation_dtype, choose_implementation
 
+# The published code floors the norm over all tokens at 1e-12, but the running energy at 1e-12.
 _ENERGY_FLOOR = 1e-24
+_RUNNING_ENERGY_FLOOR = 1e-12
 _MEMBERSHIP_EPS = 1e-8
+
+
+class TokenStatisticsState(NamedTuple):
+    """What causal token statistics carry: 2·dim + 1 numbers per head.
+
+    Attributes:
+      energy: [*batch, H, D], Σ w².
+      weighted: [*batch, H, D], Σ Π w².
+      membership: [*batch, H], Σ Π.
+    """
+
+    energy: jax.Array
+    weighted: jax.Array
+    membership: jax.Array
 
 
 def token_statistics_attention(
@@ -23,10 +40,10 @@ def token_statistics_attention(
     seq_lengths: jax.Array | None = None,
     is_causal: bool = False,
     denominator_bias: jax.Array | None = None,
-    initial_state: Any = None,
+    initial_state: TokenStatisticsState | None = None,
     return_state: bool = False,
     implementation: str | None = None,
-) -> jax.Array:
+) -> Any:
     """Self-attention from one projection of the tokens and its second moments.
 
     With s = w², memberships Π and second moments m,
@@ -35,7 +52,8 @@ def token_statistics_attention(
       m[h, i] = Σ_n Π[n, h] s[n, h, i] / (Σ_n Π[n, h] + 1e-8)
       out     = − w · Π / (1 + m)
 
-    Time is linear in the tokens; the state is one number per head and feature.
+    Time is linear in the tokens. In the causal form sums run over the tokens up to each one, and
+    the logits are temperature_h · Σ_i (s / running Σ s + denominator_bias[h, t]).
 
     Args:
       w: projected tokens [*batch, T, H, D].
@@ -43,14 +61,15 @@ def token_statistics_attention(
       mask: boolean [*batch, T], True = the token takes part. Masked tokens may hold anything, NaN
         included; their outputs are zero.
       seq_lengths: int [*batch]; tokens at and beyond the length are masked.
-      is_causal: not available for this function yet.
-      denominator_bias: belongs to the causal form.
-      initial_state: likewise.
-      return_state: likewise.
+      is_causal: token t sees the tokens up to t.
+      denominator_bias: [H, T], learned, with is_causal; for these tokens' positions.
+      initial_state: with is_causal, what an earlier call returned: its tokens come before these.
+      return_state: with is_causal, whether to return the state after the last token as well.
       implementation: None (the best for this device) or "xla".
 
     Returns:
       [*batch, T, H, D] in the dtype of `w`. An all-zero input gives zeros and finite gradients.
+      With `return_state` a pair of that and a `TokenStatisticsState`.
 
     Raises:
       ValueError: shapes do not fit.
@@ -70,19 +89,18 @@ def token_statistics_attention(
     w = arguments.check_array("w", w)
     temperature = arguments.check_per_head("temperature", temperature, w.shape[-2])
     choose_implementation(implementation, "token_statistics_attention")
-    arguments.refuse_state(
-        "token_statistics_attention",
-        initial_state=initial_state,
-        return_state=return_state,
-        is_causal=is_causal,
-    )
-    if denominator_bias is not None:
-        raise ValueError("denominator_bias belongs to is_causal=True; leave it None otherwise.")
+    check_state_options(initial_state, return_state=return_state, is_causal=is_causal)
+    bias = _check_bias(denominator_bias, w, is_causal)
     mask = token_mask(mask, seq_lengths, w.shape[:-3], w.shape[-3])
     dtype = w.dtype
     w = w.astype(accumulation_dtype(w))
     if mask is not None:
         w = jnp.where(mask[..., None, None], w, 0)
+    if is_causal:
+        state = check_state(initial_state, _empty_state(w))
+        membership, second_moment, state = _running_statistics(w, temperature, mask, bias, state)
+        out = (-w * membership[..., None] / (1 + second_moment)).astype(dtype)
+        return (out, state) if return_state else out
     membership, second_moment = _token_statistics(w, temperature, mask)
     out = -w * membership[..., None] / (1 + second_moment[..., None, :, :])
     return out.astype(dtype)
@@ -137,3 +155,39 @@ def _token_statistics(w, temperature, mask) -> tuple[jax.Array, jax.Array]:
     weighted = jnp.sum(membership[..., None] * squares, axis=-3)
     total = jnp.sum(membership, axis=-2)[..., None] + _MEMBERSHIP_EPS
     return membership, weighted / total
+
+
+def _running_statistics(w, temperature, mask, bias, state):
+    squares = w * w
+    energy = state.energy[..., None, :, :] + jnp.cumsum(squares, axis=-3)
+    shares = jnp.sum(squares / jnp.maximum(energy, _RUNNING_ENERGY_FLOOR), axis=-1)
+    if bias is not None:
+        shares = shares + w.shape[-1] * bias.astype(w.dtype).T
+    membership = jax.nn.softmax(temperature.astype(w.dtype) * shares, axis=-1)
+    if mask is not None:
+        membership = jnp.where(mask[..., None], membership, 0)
+    weighted = state.weighted[..., None, :, :] + jnp.cumsum(
+        membership[..., None] * squares, axis=-3
+    )
+    total = state.membership[..., None, :] + jnp.cumsum(membership, axis=-2)
+    state = TokenStatisticsState(energy[..., -1, :, :], weighted[..., -1, :, :], total[..., -1, :])
+    return membership, weighted / (total[..., None] + _MEMBERSHIP_EPS), state
+
+
+def _empty_state(w: jax.Array) -> TokenStatisticsState:
+    zeros = jnp.zeros((*w.shape[:-3], *w.shape[-2:]), w.dtype)
+    return TokenStatisticsState(zeros, zeros, zeros[..., 0])
+
+
+def _check_bias(bias: Any, w: jax.Array, is_causal: bool) -> jax.Array | None:
+    if bias is None:
+        return None
+    if not is_causal:
+        raise ValueError("denominator_bias belongs to is_causal=True; leave it None otherwise.")
+    bias = jnp.asarray(bias)
+    tokens, heads, _ = w.shape[-3:]
+    if bias.shape != (heads, tokens):
+        raise ValueError(
+            f"denominator_bias must be [heads, tokens] = {(heads, tokens)}; got shape {bias.shape}."
+        )
+    return bias

@@ -72,3 +72,56 @@ def read_out_matrix(
 def _centre_constant(mean_value: jax.Array, value_pivot: jax.Array, count: jax.Array) -> jax.Array:
     """The mean of the values, zero where every token is masked."""
     return jnp.where(count > 0, mean_value + value_pivot[..., None, :], 0)
+
+
+def effective_features(
+    features: PolynomialFeatures,
+    query: jax.Array,
+    means: jax.Array,
+    *,
+    dim: int,
+    scale: float | jax.Array,
+) -> jax.Array:
+    """What multiplies the mean raw moments to give the expansion at a query.
+
+    The expansion is linear in the moments that hold values, so the algebra of `read_out_matrix` can
+    be put on the side of the query instead: `effective_features(…) @ raw` equals
+    `features(query) @ read_out_matrix(…)`. That serves where every query has moments of its own, as
+    in causal attention: only the means of the key features, not the matrices, are needed per token.
+
+    Args:
+      features: the monomials.
+      query: [..., tokens, dim].
+      means: [..., tokens, features], the means of the key features about the pivot.
+      dim: key dimension.
+      scale: factor on the queries.
+
+    Returns:
+      [..., tokens, features].
+    """
+    query = scale * query
+    mean = means[..., :dim]
+    if features.order == 1:
+        return jnp.ones_like(query[..., :1])
+    linear = query
+    constant = 1 - jnp.sum(query * mean, axis=-1, keepdims=True)
+    blocks = []
+    if features.order >= 3:
+        i, _, multiplicity = features.pair_indices(dim)
+        squares = means[..., dim : dim + i.size]
+        pairs = features.pairs(query) * jnp.asarray(multiplicity / 2, query.dtype)
+        if features.all_pairs:
+            along = jnp.sum(query * mean, axis=-1, keepdims=True)
+            linear, constant = linear - query * along, constant + along**2
+        else:
+            linear = linear - query**2 * mean
+            constant = constant + jnp.sum((query * mean) ** 2, axis=-1, keepdims=True)
+        constant = constant - jnp.sum(pairs * squares, axis=-1, keepdims=True)
+        blocks = [pairs]
+    if features.order >= 4:
+        cubes, third = means[..., 2 * dim : 3 * dim], query**3 / 6
+        blocks = [blocks[0] - 3 * third * mean, third]
+        linear = linear + 3 * third * (2 * mean**2 - squares)
+        per_dim = third * (6 * mean * squares - 6 * mean**3 - cubes)
+        constant = constant + jnp.sum(per_dim, axis=-1, keepdims=True)
+    return jnp.concatenate([linear, *blocks, constant], axis=-1)

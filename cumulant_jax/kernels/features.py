@@ -40,8 +40,12 @@ class PolynomialFeatures:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., tokens, dim] to [..., tokens, features]; the constant comes last."""
-        parts = [x, self._pairs(x), x * x * x][: self.order - 1]
+        parts = [x, self.pairs(x), x * x * x][: self.order - 1]
         return jnp.concatenate([*parts, jnp.ones_like(x[..., :1])], axis=-1)
+
+    def count(self, dim: int) -> int:
+        """The number of features of a `dim`-dimensional vector."""
+        return jax.eval_shape(self, jax.ShapeDtypeStruct((1, dim), jnp.float32)).shape[-1]
 
     def pair_indices(self, dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The pairs (i, j) behind the product features, and how often each stands for Σ_ij.
@@ -60,7 +64,8 @@ class PolynomialFeatures:
             multiplicity.append(np.full(i.size, 1.0 if a[0] == b[0] else 2.0))
         return np.concatenate(rows), np.concatenate(columns), np.concatenate(multiplicity)
 
-    def _pairs(self, x: jax.Array) -> jax.Array:
+    def pairs(self, x: jax.Array) -> jax.Array:
+        """The products x_i x_j, in the order of `pair_indices`."""
         if not self.all_pairs:
             return x * x
         outer = [

@@ -72,7 +72,7 @@ def sum_moments(
 
 
 def read_out(
-    features: Features, query: jax.Array, matrix: jax.Array, *, normaliser_eps: float | None = None
+    features: Features, query: jax.Array, matrix: jax.Array, *, normalizer_eps: float | None = None
 ) -> jax.Array:
     """Reads moments out with the queries: features(query) @ matrix.
 
@@ -80,14 +80,14 @@ def read_out(
       features: feature map from dim to `features`.
       query: [..., tokens, heads, dim].
       matrix: [..., heads or fewer, features, columns]; query heads in equal groups share one.
-      normaliser_eps: if given, the last column is a normaliser: the others are divided by it plus
+      normalizer_eps: if given, the last column is a normalizer: the others are divided by it plus
         this constant.
 
     Returns:
-      [..., tokens, heads, columns] (one column fewer with a normaliser) in the matrix's dtype.
+      [..., tokens, heads, columns] (one column fewer with a normalizer) in the matrix's dtype.
     """
     matrix = jnp.repeat(matrix, query.shape[-2] // matrix.shape[-3], axis=-3)
-    body = functools.partial(_read_out_body, features, normaliser_eps)
+    body = functools.partial(_read_out_body, features, normalizer_eps)
     chunk = _chunk(features, query, matrix.shape[-1], matrix.dtype)
     return token_pass(body, chunk, (query,), None, matrix)[0]
 
@@ -104,11 +104,11 @@ def _moments_body(features, dtype, tokens, mask, pivots):
     return (), jnp.einsum("...tf,...tv->...fv", features(key), value)
 
 
-def _read_out_body(features, normaliser_eps, tokens, mask, matrix):
+def _read_out_body(features, normalizer_eps, tokens, mask, matrix):
     (query,) = tokens
     out = features(_head_major(query).astype(matrix.dtype)) @ matrix
-    if normaliser_eps is not None:
-        out = out[..., :-1] / (out[..., -1:] + normaliser_eps)
+    if normalizer_eps is not None:
+        out = out[..., :-1] / (out[..., -1:] + normalizer_eps)
     return _head_major(out), ()
 
 

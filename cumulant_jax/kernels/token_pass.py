@@ -104,15 +104,21 @@ def _write(whole: PyTree, part: PyTree, start) -> PyTree:
 def _initial_carry(run, chunk: int, length: int, tokens: PyTree) -> PyTree:
     """Builds zeros shaped like the whole result, of the type that the loop's body returns."""
     per_token, sums = jax.eval_shape(lambda: run(0, chunk))
-    # Under shard_map a loop's carry must vary over the same mesh axes going in as coming out. A
-    # zero selected by the tokens does so in every version of jax; XLA folds it to a constant.
-    zero = sum(jnp.where(x[(0,) * x.ndim] == 0, 0, 0) for x in jax.tree.leaves(tokens))
+    whole = jax.tree.map(
+        lambda s: carried_zeros((*s.shape[:-3], length, *s.shape[-2:]), s.dtype, like=tokens),
+        per_token,
+    )
+    return whole, jax.tree.map(lambda s: carried_zeros(s.shape, s.dtype, like=tokens), sums)
 
-    def zeros(struct, shape):
-        return jnp.broadcast_to(jnp.asarray(zero, struct.dtype), shape)
 
-    whole = jax.tree.map(lambda s: zeros(s, (*s.shape[:-3], length, *s.shape[-2:])), per_token)
-    return whole, jax.tree.map(lambda s: zeros(s, s.shape), sums)
+def carried_zeros(shape: tuple[int, ...], dtype, *, like: PyTree) -> jax.Array:
+    """Zeros that a loop over `like` may carry, under shard_map too.
+
+    There a carry must vary over the same mesh axes going in as coming out. A zero selected by the
+    inputs does so in every version of jax; XLA folds it to a constant.
+    """
+    zero = sum(jnp.where(x[(0,) * x.ndim] == 0, 0, 0) for x in jax.tree.leaves(like))
+    return jnp.broadcast_to(jnp.asarray(zero, dtype), shape)
 
 
 def _pull_back(body: Body, inputs: PyTree, mask, shared: PyTree) -> tuple[PyTree, PyTree]:

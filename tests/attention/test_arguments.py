@@ -69,11 +69,14 @@ def test_a_mask_that_depends_on_the_query_is_refused_with_the_reason(kind):
 
 
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "softmax"])
-def test_causal_linear_kinds_say_that_they_are_not_available(kind):
-    with pytest.raises(NotImplementedError, match="is_causal"):
-        cj.attention(kind, Q, Q, Q, is_causal=True)
-    with pytest.raises(NotImplementedError, match="return_state"):
+def test_wrong_states(kind):
+    with pytest.raises(ValueError, match="is_causal=True"):
         cj.attention(kind, Q, Q, Q, return_state=True)
+    with pytest.raises(TypeError, match="initial_state must be the MomentState"):
+        cj.attention(kind, Q, Q, Q, is_causal=True, initial_state=(1, 2, 3))
+    _, state = cj.attention(kind, Q, Q, Q, is_causal=True, return_state=True)
+    with pytest.raises(ValueError, match=r"initial_state.*same shapes.*sums"):
+        cj.attention(kind, Q[:1], Q[:1], Q[:1], is_causal=True, initial_state=state)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +129,17 @@ def test_unknown_kinds_name_the_nearest():
         ({"temperature": 1.0, "mask": jnp.ones((2, 5), bool)}, ValueError, ["mask", r"\(2, 5\)"]),
         ({"temperature": 1.0, "seq_lengths": jnp.ones(2)}, TypeError, ["seq_lengths"]),
         ({"temperature": 1.0, "denominator_bias": Q}, ValueError, ["denominator_bias"]),
-        ({"temperature": 1.0, "is_causal": True}, NotImplementedError, ["is_causal"]),
+        ({"temperature": 1.0, "return_state": True}, ValueError, ["is_causal=True"]),
+        (
+            {"temperature": 1.0, "is_causal": True, "denominator_bias": jnp.ones((4, 5))},
+            ValueError,
+            ["denominator_bias", r"\(4, 6\)", r"\(4, 5\)"],
+        ),
+        (
+            {"temperature": 1.0, "is_causal": True, "initial_state": 3},
+            TypeError,
+            ["initial_state", "TokenStatisticsState", "int"],
+        ),
         ({"temperature": 1.0, "implementation": "mosaic_tpu"}, NotImplementedError, ["mosaic_tpu"]),
     ],
 )

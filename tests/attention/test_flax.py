@@ -69,5 +69,11 @@ def test_what_a_kind_cannot_do_is_refused():
     }.items():
         with pytest.raises(ValueError, match=words):
             attention_fn(q, q, q, **options)
-    with pytest.raises(NotImplementedError, match="is_causal"):
-        attention_fn(q, q, q, is_causal=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_causal_layers(kind):
+    layer = nnx_layer(kind)
+    x = jax.random.normal(jax.random.key(0), (2, 10, 32))
+    whole = layer(x, is_causal=True)
+    np.testing.assert_allclose(whole[:, :4], layer(x[:, :4], is_causal=True), atol=1e-5)

@@ -109,3 +109,34 @@ def _xca_branch(sd, x):
     query, key, value = jnp.moveaxis(qkv.reshape(*qkv.shape[:-1], 3, temperature.size, -1), -3, 0)
     out = cj.cross_covariance_attention(query, key, value, temperature=temperature)
     return out.reshape(*out.shape[:-2], -1) @ sd["attn.proj.weight"].T + sd["attn.proj.bias"]
+
+
+def causal_layer(parameters, x):
+    """The published causal layer, without biases."""
+    heads = parameters["temp"].shape[0]
+    w = x @ parameters["c_attn.weight"].T
+    w = w.reshape(*w.shape[:-1], heads, -1)
+    out = cj.token_statistics_attention(
+        w,
+        temperature=parameters["temp"][:, 0],
+        denominator_bias=parameters["denom_bias"][:, : x.shape[-2], 0],
+        is_causal=True,
+    )
+    return out.reshape(*out.shape[:-2], -1) @ parameters["c_proj.weight"].T
+
+
+@pytest.mark.parametrize("case", ["", "edge_n1/", "edge_zero/", "edge_big/"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_causal_layer_output_and_every_gradient(case, dtype, x64):
+    arrays = dict(np.load(GOLDEN / "tssa_causal.npz"))
+    parameters = parameters_of(arrays, dtype)
+    suffix, tolerance = ("_f64", 1e-10) if dtype == "float64" else ("", 2e-5)
+    out, pull_back = jax.vjp(causal_layer, parameters, jnp.asarray(arrays[f"{case}x"], dtype))
+    gradients, grad_x = pull_back(jnp.asarray(arrays[f"{case}cotangent"], dtype))
+    actual = {"out": out, "grad_x": grad_x} | {f"grad/{n}": g for n, g in gradients.items()}
+    for name, value in actual.items():
+        expected = arrays[f"{case}{name}{suffix}"]
+        scale = max(1.0, np.abs(expected).max())
+        np.testing.assert_allclose(
+            value, expected, atol=tolerance * scale, rtol=0, err_msg=f"{case}{name}"
+        )

@@ -58,9 +58,7 @@ def test_the_pivot_does_not_matter(order, all_pairs, x64):
     features = PolynomialFeatures(order, all_pairs=all_pairs)
 
     def matrix(key_pivot, value_pivot):
-        sums = sum_moments(
-            features, key, value, None, key_pivot=key_pivot, value_pivot=value_pivot
-        )
+        sums = sum_moments(features, key, value, None, key_pivot=key_pivot, value_pivot=value_pivot)
         return read_out_matrix(
             features, sums, value_pivot, dim=6, scale=0.7, reduction_is_sum=False
         )
@@ -83,5 +81,5 @@ def test_read_out_shares_moments_between_the_heads_of_a_group():
 def test_read_out_with_a_normaliser():
     query = jnp.ones((3, 1, 2))
     matrix = jnp.array([[[2.0, 1.0], [4.0, 2.0]]])
-    out = read_out(jax.nn.relu, query, matrix, normaliser_eps=1.0)
+    out = read_out(jax.nn.relu, query, matrix, normalizer_eps=1.0)
     np.testing.assert_allclose(out, np.full((3, 1, 1), 6 / 4))
