@@ -11,14 +11,17 @@ import jax.numpy as jnp
 import numpy as np
 
 _LAYOUT = "[*batch, tokens, heads, dim]"
+_LARGEST_SCALE = float(np.finfo(np.float32).max)
+_DTYPES = tuple(map(jnp.dtype, ("float32", "bfloat16", "float16", "float64")))
 
 
 def check_array(name: str, x: Any, layout: str = _LAYOUT, *, least_rank: int = 3) -> jax.Array:
     """Returns `x` as a floating-point array, or raises an error that names it."""
     if not isinstance(x, (jax.Array, np.ndarray)):
         raise TypeError(f"{name} must be an array {layout}; got {type(x).__name__}.")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise TypeError(f"{name} must have a floating-point dtype; got {x.dtype}. Cast it first.")
+    if x.dtype not in _DTYPES:
+        known = ", ".join(str(dtype) for dtype in _DTYPES)
+        raise TypeError(f"{name} must have a floating-point dtype of {known}; got {x.dtype}.")
     if x.ndim < least_rank:
         raise ValueError(f"{name} must be {layout}; got shape {x.shape}.")
     if 0 in x.shape[-least_rank:]:
@@ -30,6 +33,7 @@ def check_query_key_value(
     query: Any, key: Any, value: Any, *, is_causal: bool = False
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Checks query [*B, T, H, D], key [*B, S, K, D] and value [*B, S, K, Dv]."""
+    check_flag("is_causal", is_causal)
     query, key, value = (
         check_array(name, x) for name, x in (("query", query), ("key", key), ("value", value))
     )
@@ -70,6 +74,8 @@ def check_scale(scale: Any, dim: int) -> float | jax.Array:
     if scale is None:
         return 1.0 / math.sqrt(dim)
     if isinstance(scale, numbers.Real) and not isinstance(scale, bool):
+        if not -_LARGEST_SCALE <= scale <= _LARGEST_SCALE:  # pyright: ignore[reportOperatorIssue]
+            raise ValueError(f"scale must be finite in float32; got {scale!r:.40}.")
         return float(scale)
     is_scalar = isinstance(scale, (jax.Array, np.ndarray)) and scale.ndim == 0
     if is_scalar and jnp.issubdtype(scale.dtype, jnp.floating):
@@ -78,9 +84,15 @@ def check_scale(scale: Any, dim: int) -> float | jax.Array:
 
 
 def check_choice(name: str, value: Any, choices: tuple) -> None:
-    """Raises a ValueError unless `value` is one of `choices`."""
-    if isinstance(value, bool) or value not in choices:
-        raise ValueError(f"{name} must be one of {choices}; got {value!r}.")
+    """Raises a ValueError unless `value` is one of `choices`, and of their type."""
+    if type(value) is not type(choices[0]) or value not in choices:
+        raise ValueError(f"{name} must be one of {choices}, and static under jit; got {value!r}.")
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises a TypeError unless `value` is True or False."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, and static under jit; got {value!r}.")
 
 
 def check_positive(name: str, value: Any) -> float:
@@ -94,8 +106,10 @@ def check_positive(name: str, value: Any) -> float:
 
 def check_per_head(name: str, x: Any, heads: int) -> jax.Array:
     """Returns a scalar or [heads] parameter as an array [heads]."""
+    if not isinstance(x, (jax.Array, np.ndarray, float)):
+        raise TypeError(f"{name} must be a float or an array [heads]; got {type(x).__name__}.")
     x = jnp.asarray(x)
-    if not jnp.issubdtype(x.dtype, jnp.floating):
+    if x.dtype not in _DTYPES:
         raise TypeError(f"{name} must have a floating-point dtype; got {x.dtype}.")
     if x.shape not in ((), (heads,)):
         raise ValueError(f"{name} must be a scalar or [heads] = ({heads},); got shape {x.shape}.")

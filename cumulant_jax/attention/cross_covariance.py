@@ -74,7 +74,8 @@ def cross_covariance_attention(
         query, key, value = (jnp.where(mask[..., None, None], x, 0) for x in (query, key, value))
     key, value = (jnp.repeat(x, heads // x.shape[-2], axis=-2) for x in (key, value))
     logits = jnp.einsum("...thi,...thj->...hij", _unit_norm(query), _unit_norm(key))
-    weights = jax.nn.softmax(temperature.astype(work)[:, None, None] * logits, axis=-1)
+    temperature = temperature.astype(work).reshape(*(1,) * (logits.ndim - 3), heads, 1, 1)
+    weights = jax.nn.softmax(temperature * logits, axis=-1)
     return jnp.einsum("...hij,...thj->...thi", weights, value).astype(dtype)
 
 

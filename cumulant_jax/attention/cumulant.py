@@ -98,7 +98,7 @@ def cumulant_attention(
       5e-04
     """
     check_cumulant_options(order, offdiagonal, reduction)
-    query, key, value, mask, scale = prepare(
+    query, key, value, mask, scale, dtype = prepare(
         "cumulant_attention",
         query,
         key,
@@ -114,7 +114,7 @@ def cumulant_attention(
     features = PolynomialFeatures(order, all_pairs=offdiagonal)
     if is_causal:
         out, state = _causal(features, query, key, value, mask, scale, reduction, initial_state)
-        return (out, state) if return_state else out
+        return (out.astype(dtype), state) if return_state else out.astype(dtype)
     key_pivot, value_pivot = lax.stop_gradient((masked_mean(key, mask), masked_mean(value, mask)))
     sums = sum_moments(features, key, value, mask, key_pivot=key_pivot, value_pivot=value_pivot)
     matrix = read_out_matrix(
@@ -125,7 +125,7 @@ def cumulant_attention(
         scale=scale,
         reduction_is_sum=reduction == "sum",
     )
-    return read_out(features, query, matrix).astype(value.dtype)
+    return read_out(features, query, matrix).astype(dtype)
 
 
 def _causal(
@@ -146,13 +146,14 @@ def _causal(
     # there is no token yet.
     pivot = jnp.repeat(state.value_pivot, query.shape[-2] // key.shape[-2], axis=-2)
     out = out[..., :-1] + out[..., -1:] * pivot[..., None, :, :]
-    return out.astype(value.dtype), state
+    return out, state
 
 
 def check_cumulant_options(order: int, offdiagonal: bool, reduction: str) -> None:
     """Raises a ValueError that names the option which is out of range."""
     arguments.check_choice("order", order, ORDERS)
     arguments.check_choice("reduction", reduction, REDUCTIONS)
+    arguments.check_flag("offdiagonal", offdiagonal)
     if offdiagonal and order != 3:
         raise ValueError(
             f"offdiagonal=True is the full third cumulant and needs order=3; got order={order}."

@@ -60,7 +60,7 @@ def attention(
 
 def attention_function(kind: str) -> Callable[..., jax.Array]:
     """The function behind a kind, or a ValueError with the nearest name."""
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ValueError(unknown_name("attention kind", kind, KINDS))
     return KINDS[kind]
 
@@ -123,14 +123,21 @@ def as_flax_attention_fn(kind: str, **options: Any) -> Callable[..., jax.Array]:
             query, key, value = (x.astype(dtype) for x in (query, key, value))
         if mask is not None:
             mask = mask.astype(bool)
-        with (
-            jax.default_matmul_precision(precision)
-            if precision is not None
-            else contextlib.nullcontext()
-        ):
+        with _matmul_precision(precision):
             return function(query, key, value, mask=mask, is_causal=is_causal, **options)
 
     return attention_fn
+
+
+def _matmul_precision(precision: Any):
+    """A context for the precisions that Flax takes: None, a name, a `jax.lax.Precision`, a pair."""
+    if isinstance(precision, tuple):
+        if len(set(precision)) != 1:
+            raise ValueError(f"precision must be the same for both operands; got {precision}.")
+        precision = precision[0]
+    if precision is None:
+        return contextlib.nullcontext()
+    return jax.default_matmul_precision(str(getattr(precision, "name", precision)).lower())
 
 
 def _refuse(kind: str, what: str, asked: bool) -> None:

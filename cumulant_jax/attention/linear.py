@@ -12,6 +12,7 @@ from cumulant_jax.attention import arguments
 from cumulant_jax.attention.linear_time import check_state, prepare
 from cumulant_jax.kernels import (
     MomentState,
+    accumulation_dtype,
     causal_read_out,
     elu1,
     empty_state,
@@ -87,7 +88,7 @@ def linear_attention(
     """
     eps = arguments.check_positive("eps", eps)
     feature_function = check_feature_map(feature_map)
-    query, key, value, mask, scale = prepare(
+    query, key, value, mask, scale, dtype = prepare(
         "linear_attention",
         query,
         key,
@@ -100,12 +101,14 @@ def linear_attention(
         initial_state=initial_state,
         return_state=return_state,
     )
-    query = query * jnp.asarray(scale, jnp.result_type(query, jnp.float32))
+    query = query * jnp.asarray(scale, accumulation_dtype(query))
     if not isinstance(feature_map, str):
         # A function of the caller's may hold traced values, which cannot enter the custom
         # derivative of the passes: it is applied here, at the price of one more array.
-        key = _apply_to_unmasked(feature_map, key, mask)
-        query, feature_function = feature_map(query), _identity
+        if mask is not None:
+            key = jnp.where(mask[..., None], key, 0)
+        query, key = (_apply(feature_map, x.astype(query.dtype)) for x in (query, key))
+        feature_function = _identity
     if is_causal:
         num_features = jax.eval_shape(feature_function, key).shape[-1]
         empty = empty_state(num_features, key, value, mask, pivot=False)
@@ -118,7 +121,7 @@ def linear_attention(
             mask,
             check_state(initial_state, empty),
         )
-        out = (out[..., :-1] / (out[..., -1:] + eps)).astype(value.dtype)
+        out = (out[..., :-1] / (out[..., -1:] + eps)).astype(dtype)
         return (out, state) if return_state else out
     zero = jnp.zeros((), key.dtype)
     sums = sum_moments(
@@ -130,7 +133,7 @@ def linear_attention(
         value_pivot=jnp.broadcast_to(zero, (*value.shape[:-3], *value.shape[-2:])),
     )
     out = read_out(feature_function, query, sums, normalizer_eps=eps)
-    return out.astype(value.dtype)
+    return out.astype(dtype)
 
 
 def check_feature_map(feature_map: Any) -> Callable[[jax.Array], jax.Array]:
@@ -144,8 +147,12 @@ def check_feature_map(feature_map: Any) -> Callable[[jax.Array], jax.Array]:
     return FEATURE_MAPS[feature_map]
 
 
-def _apply_to_unmasked(feature_map, key: jax.Array, mask: jax.Array | None) -> jax.Array:
-    key = key.astype(jnp.result_type(key, jnp.float32))
-    if mask is not None:
-        key = jnp.where(mask[..., None], key, 0)
-    return feature_map(key)
+def _apply(feature_map: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    features = feature_map(x)
+    if not isinstance(features, jax.Array) or features.shape[:-1] != x.shape[:-1]:
+        shape = getattr(features, "shape", type(features).__name__)
+        raise ValueError(
+            f"feature_map must map [..., dim] to [..., features] and keep the other axes: it made "
+            f"{shape} of {x.shape}."
+        )
+    return features

@@ -13,13 +13,14 @@ from cumulant_jax.kernels import choose_implementation
 
 
 class Prepared(NamedTuple):
-    """Checked arguments: mask is [*batch, keys, key_heads or 1] or None."""
+    """Checked arguments: mask is [*batch, keys, key_heads or 1] or None, dtype the output's."""
 
     query: jax.Array
     key: jax.Array
     value: jax.Array
     mask: jax.Array | None
     scale: float | jax.Array
+    dtype: jnp.dtype
 
 
 def prepare(
@@ -54,11 +55,15 @@ def prepare(
         # The mask differs between query heads that share a key head: their moments differ too.
         repeats = mask.shape[-1] // key.shape[-2]
         key, value = (jnp.repeat(x, repeats, axis=-2) for x in (key, value))
-    return Prepared(query, key, value, mask, scale)
+    dtype = value.dtype
+    if jnp.float64 in (query.dtype, key.dtype, value.dtype):
+        query, key, value = (x.astype(jnp.float64) for x in (query, key, value))
+    return Prepared(query, key, value, mask, scale, dtype)
 
 
 def check_state_options(initial_state: Any, *, return_state: bool, is_causal: bool) -> None:
     """Raises where a carried state is asked of a bidirectional call."""
+    arguments.check_flag("return_state", return_state)
     if not is_causal and (initial_state is not None or return_state):
         raise ValueError(
             "initial_state and return_state carry what came before from one causal call to the "

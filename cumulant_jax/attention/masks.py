@@ -65,13 +65,15 @@ def key_mask(
 
 def sequence_mask(name: str, lengths: Any, batch: tuple[int, ...], tokens: int) -> jax.Array:
     """Turns lengths [*batch] into a mask [*batch, tokens], True below the length."""
-    lengths = jnp.asarray(lengths)
+    if not isinstance(lengths, jax.Array):
+        lengths = np.asarray(lengths)
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
-        raise TypeError(f"{name} must be integers; got {lengths.dtype}.")
+        raise TypeError(f"{name} must be an array of integers; got {lengths.dtype}.")
     if not _broadcasts(lengths.shape, batch):
         raise ValueError(f"{name} must be [*batch] = {batch}; got shape {lengths.shape}.")
-    lengths = jnp.broadcast_to(lengths, batch)
-    return jnp.arange(tokens) < lengths[..., None]
+    # Clipped first: a 64-bit length need not fit what jax keeps of it.
+    lengths = jnp.broadcast_to(jnp.asarray(lengths.clip(0, tokens)), batch)
+    return jnp.arange(tokens).reshape(*(1,) * len(batch), tokens) < lengths[..., None]
 
 
 def token_mask(

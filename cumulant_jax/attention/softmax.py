@@ -56,7 +56,9 @@ def softmax_attention(
       (2, 100, 4, 16)
     """
     query, key, value = arguments.check_query_key_value(query, key, value, is_causal=is_causal)
-    if implementation != "cudnn" and implementation is not None:
+    if implementation == "cudnn" and jax.default_backend() != "gpu":
+        raise NotImplementedError("implementation='cudnn' needs an NVIDIA GPU; use None or 'xla'.")
+    if implementation not in (None, "cudnn"):
         implementation = choose_implementation(implementation, "softmax_attention")
     scale = arguments.check_scale(scale, query.shape[-1])
     batch, (queries, heads, _), keys = query.shape[:-3], query.shape[-3:], key.shape[-3]
@@ -99,7 +101,7 @@ def _float64_attention(query, key, value, *, mask, scale, is_causal, implementat
     logits = scale * jnp.einsum("btkgd,bskd->bkgts", grouped, key)
     logits = logits.reshape(batch, heads, queries, -1)
     if is_causal:
-        causal = jnp.tril(jnp.ones((queries, queries), bool))
+        causal = _lower_triangle(queries, 4)
         mask = causal if mask is None else mask & causal
     if mask is not None:
         logits = jnp.where(mask, logits, jnp.finfo(logits.dtype).min / 2)
@@ -111,15 +113,21 @@ def _drop_unused(key: jax.Array, value: jax.Array, mask: jax.Array) -> tuple[jax
     """Zeroes the keys and values that no query of their head group attends to."""
     used = jnp.swapaxes(mask.any(axis=-2), -1, -2)
     if used.shape[-1] != 1:
-        used = used.reshape(*used.shape[:-1], key.shape[-2], -1).any(axis=-1)
+        groups = used.shape[-1] // key.shape[-2]
+        used = used.reshape(*used.shape[:-1], key.shape[-2], groups).any(axis=-1)
     return jnp.where(used[..., None], key, 0), jnp.where(used[..., None], value, 0)
 
 
 def _attended(mask: jax.Array, is_causal: bool, queries: int) -> jax.Array:
     """Whether a query has a key left, [*batch, queries or 1, heads or 1, 1]."""
     if is_causal:
-        mask = mask & jnp.tril(jnp.ones((queries, queries), bool))
+        mask = mask & _lower_triangle(queries, mask.ndim)
     return jnp.swapaxes(mask.any(axis=-1), -1, -2)[..., None]
+
+
+def _lower_triangle(queries: int, ndim: int) -> jax.Array:
+    triangle = jnp.tril(jnp.ones((queries, queries), bool))
+    return triangle.reshape(*(1,) * (ndim - 2), queries, queries)
 
 
 def _equal_dims(query, key, value) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -86,6 +86,7 @@ def token_statistics_attention(
       >>> token_statistics_attention(w, temperature=1.0).shape
       (2, 100, 4, 16)
     """
+    arguments.check_flag("is_causal", is_causal)
     w = arguments.check_array("w", w)
     temperature = arguments.check_per_head("temperature", temperature, w.shape[-2])
     choose_implementation(implementation, "token_statistics_attention")
@@ -148,8 +149,8 @@ def _token_statistics(w, temperature, mask) -> tuple[jax.Array, jax.Array]:
     # energy is at its floor: its square would underflow.
     present = energy > _ENERGY_FLOOR
     norm = jnp.where(present, jnp.sqrt(jnp.where(present, energy, 1)), _ENERGY_FLOOR**0.5)
-    logits = temperature.astype(w.dtype) * jnp.sum((w / norm) ** 2, axis=-1)
-    membership = jax.nn.softmax(logits, axis=-1)
+    shares = jnp.sum((w / norm) ** 2, axis=-1)
+    membership = _memberships(shares, temperature)
     if mask is not None:
         membership = jnp.where(mask[..., None], membership, 0)
     weighted = jnp.sum(membership[..., None] * squares, axis=-3)
@@ -157,13 +158,20 @@ def _token_statistics(w, temperature, mask) -> tuple[jax.Array, jax.Array]:
     return membership, weighted / total
 
 
+def _memberships(shares: jax.Array, temperature: jax.Array) -> jax.Array:
+    """The softmax over heads of temperature [H] times shares [*batch, T, H]."""
+    temperature = temperature.astype(shares.dtype).reshape(*(1,) * (shares.ndim - 1), -1)
+    return jax.nn.softmax(temperature * shares, axis=-1)
+
+
 def _running_statistics(w, temperature, mask, bias, state):
     squares = w * w
     energy = state.energy[..., None, :, :] + jnp.cumsum(squares, axis=-3)
     shares = jnp.sum(squares / jnp.maximum(energy, _RUNNING_ENERGY_FLOOR), axis=-1)
     if bias is not None:
-        shares = shares + w.shape[-1] * bias.astype(w.dtype).T
-    membership = jax.nn.softmax(temperature.astype(w.dtype) * shares, axis=-1)
+        bias = bias.astype(w.dtype).T.reshape(*(1,) * (w.ndim - 3), *bias.T.shape)
+        shares = shares + w.shape[-1] * bias
+    membership = _memberships(shares, temperature)
     if mask is not None:
         membership = jnp.where(mask[..., None], membership, 0)
     weighted = state.weighted[..., None, :, :] + jnp.cumsum(

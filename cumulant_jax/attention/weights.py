@@ -69,10 +69,12 @@ def attention_weights(
       ((2, 4, 7, 7), True)
     """
     query, key = arguments.check_array("query", query), arguments.check_array("key", key)
+    arguments.check_flag("is_causal", is_causal)
     arguments.check_query_key(query, key, is_causal=is_causal)
-    if kind not in _WEIGHTS:
+    if not isinstance(kind, str) or kind not in _WEIGHTS:
         raise ValueError(unknown_name("kind", kind, _WEIGHTS))
     check_cumulant_options(order, offdiagonal, reduction)
+    eps = arguments.check_positive("eps", eps)
     if is_causal and kind != "softmax":
         raise NotImplementedError(f"attention_weights of kind {kind!r} has no is_causal=True yet.")
     scale = arguments.check_scale(scale, query.shape[-1])
@@ -86,9 +88,10 @@ def attention_weights(
         keys=keys,
     )
     if mask is None:
-        mask = jnp.ones((1, 1, keys), bool)
+        mask = jnp.ones((*(1,) * (query.ndim - 1), keys), bool)
     if is_causal:
-        mask = mask & jnp.tril(jnp.ones((queries, keys), bool))
+        causal = jnp.tril(jnp.ones((queries, keys), bool))
+        mask = mask & causal.reshape(*(1,) * (mask.ndim - 2), queries, keys)
     if kind != "softmax" and mask.shape[-2] != 1:
         raise ValueError(f"mask of kind {kind!r} must not depend on the query; got {mask.shape}.")
     work = accumulation_dtype(query, key)

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from cumulant_jax.kernels.moments import Features, accumulation_dtype, masked_mean
-from cumulant_jax.kernels.token_pass import carried_zeros
 
 # effective(query, feature_sums) -> query features; both [..., tokens, ...] per head.
 Effective = Callable[[jax.Array, jax.Array], jax.Array]
@@ -53,17 +52,23 @@ def empty_state(
     """
     dtype = accumulation_dtype(key, value)
     key_pivot, value_pivot = (
-        lax.stop_gradient(_first_mean(x, mask))
+        lax.stop_gradient(_first_mean(x, mask)).astype(dtype)
         if pivot
-        else carried_zeros((*x.shape[:-3], *x.shape[-2:]), dtype, like=(key, value))
+        else _carried_zeros((*x.shape[:-3], *x.shape[-2:]), dtype, like=(key, value))
         for x in (key, value)
     )
     shape = (*key.shape[:-3], key.shape[-2], num_features, value.shape[-1] + 1)
-    return MomentState(
-        carried_zeros(shape, dtype, like=(key, value)),
-        key_pivot.astype(dtype),
-        value_pivot.astype(dtype),
-    )
+    return MomentState(_carried_zeros(shape, dtype, like=(key, value)), key_pivot, value_pivot)
+
+
+def _carried_zeros(shape: tuple[int, ...], dtype, *, like: tuple[jax.Array, ...]) -> jax.Array:
+    """Zeros that a loop over `like` may carry, under shard_map too.
+
+    There a carry must vary over the same mesh axes going in as coming out. A zero selected by the
+    inputs does so in every version of jax; XLA folds it to a constant.
+    """
+    zero = sum(jnp.where(x[(0,) * x.ndim] == 0, 0, 0) for x in like if 0 not in x.shape)
+    return jnp.broadcast_to(jnp.asarray(zero, dtype), shape)
 
 
 def _first_mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
@@ -129,15 +134,16 @@ def causal_read_out(
 
     sums, out = lax.scan(step, state.sums, chunks)
     out = jnp.moveaxis(out, 0, -4)
-    out = out.reshape(*out.shape[:-4], -1, *out.shape[-2:])
+    out = out.reshape(*out.shape[:-4], out.shape[-4] * chunk, *out.shape[-2:])
     return out[..., :length, :, :], state._replace(sums=sums)
 
 
 def _split(x: jax.Array, chunk: int) -> jax.Array:
     """[..., tokens, heads, dim] to [chunks, ..., chunk, heads, dim], padded with zeros."""
-    padding = -x.shape[-3] % chunk
+    chunks = -(-x.shape[-3] // chunk)
+    padding = chunks * chunk - x.shape[-3]
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 3) + [(0, padding), (0, 0), (0, 0)])
-    return jnp.moveaxis(x.reshape(*x.shape[:-3], -1, chunk, *x.shape[-2:]), -4, 0)
+    return jnp.moveaxis(x.reshape(*x.shape[:-3], chunks, chunk, *x.shape[-2:]), -4, 0)
 
 
 def _head_major(x: jax.Array) -> jax.Array:

@@ -57,7 +57,8 @@ def read_out_matrix(
         xi, xj = mean[..., i, :], mean[..., j, :]
         third = second - xi * first[..., j, :] - xj * first[..., i, :]
         third = third - (squares - 2 * xi * xj) * mean_value
-        weight = jnp.asarray(multiplicity, raw.dtype)[:, None]
+        weight = jnp.asarray(multiplicity, raw.dtype)
+        weight = weight.reshape(*(1,) * (third.ndim - 2), i.size, 1)
         blocks.append(scale**2 / 2 * weight * third)
     if order >= 4:
         cubed, cubes = raw[..., 2 * dim : 3 * dim, :-1], raw[..., 2 * dim : 3 * dim, -1:]
@@ -109,7 +110,8 @@ def effective_features(
     if features.order >= 3:
         i, _, multiplicity = features.pair_indices(dim)
         squares = means[..., dim : dim + i.size]
-        pairs = features.pairs(query) * jnp.asarray(multiplicity / 2, query.dtype)
+        weight = jnp.asarray(multiplicity / 2, query.dtype)
+        pairs = features.pairs(query) * weight.reshape(*(1,) * (query.ndim - 1), i.size)
         if features.all_pairs:
             along = jnp.sum(query * mean, axis=-1, keepdims=True)
             linear, constant = linear - query * along, constant + along**2

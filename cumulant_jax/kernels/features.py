@@ -72,7 +72,8 @@ class PolynomialFeatures:
             x[..., a[0] : a[-1] + 1, None] * x[..., None, b[0] : b[-1] + 1]
             for a, b in _block_pairs(x.shape[-1])
         ]
-        return jnp.concatenate([o.reshape(*o.shape[:-2], -1) for o in outer], axis=-1)
+        flat = [o.reshape(*o.shape[:-2], o.shape[-2] * o.shape[-1]) for o in outer]
+        return jnp.concatenate(flat, axis=-1)
 
 
 def _block_pairs(dim: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -8,6 +8,7 @@ that form.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -86,7 +87,9 @@ def read_out(
     Returns:
       [..., tokens, heads, columns] (one column fewer with a normalizer) in the matrix's dtype.
     """
-    matrix = jnp.repeat(matrix, query.shape[-2] // matrix.shape[-3], axis=-3)
+    groups = query.shape[-2] // matrix.shape[-3]
+    if groups > 1:
+        matrix = jnp.repeat(matrix, groups, axis=-3)
     body = functools.partial(_read_out_body, features, normalizer_eps)
     chunk = _chunk(features, query, matrix.shape[-1], matrix.dtype)
     return token_pass(body, chunk, (query,), None, matrix)[0]
@@ -120,12 +123,6 @@ def _head_major(x: jax.Array) -> jax.Array:
 def _chunk(features: Features, tokens: jax.Array, columns: int, dtype) -> int:
     *batch, length, heads, dim = tokens.shape
     num_features = jax.eval_shape(features, jax.ShapeDtypeStruct((1, dim), dtype)).shape[-1]
-    widest = max(num_features, columns, dim)
-    return chunk_length(length, max(_product(batch), 1) * heads * widest * dtype.itemsize)
-
-
-def _product(sizes) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
+    # A symbolic batch, in an exported program, counts as one.
+    rows = math.prod(max(size, 1) for size in batch if isinstance(size, int))
+    return chunk_length(length, rows * heads * max(num_features, columns, dim) * dtype.itemsize)

@@ -36,13 +36,16 @@ def chunk_length(num_tokens: int, bytes_per_token: int, *, platform: str | None 
       platform: "cpu", "gpu" or "tpu"; None for the default backend.
 
     Returns:
-      A length that splits the tokens almost evenly, or `num_tokens` where one chunk will do.
+      A length that splits the tokens almost evenly, or `num_tokens` where one chunk will do (or
+      where their number is symbolic, in an exported program).
 
     >>> chunk_length(4096, 6 * 129 * 4, platform="cpu")
-    455
+    456
     >>> chunk_length(197, 6 * 129 * 4, platform="cpu")
     197
     """
+    if not isinstance(num_tokens, int):
+        return num_tokens
     platform = platform or jax.default_backend()
     if platform in _CHUNK_BYTES:
         most = min(max(_CHUNK_BYTES[platform] // bytes_per_token, _SHORTEST), _LONGEST)
@@ -50,7 +53,7 @@ def chunk_length(num_tokens: int, bytes_per_token: int, *, platform: str | None 
         most = max(_CHUNK_BYTES_ACCELERATOR // bytes_per_token, _LONGEST)
     if 2 * num_tokens <= 3 * most:
         return max(num_tokens, 1)
-    return num_tokens // -(-num_tokens // most)
+    return -(-num_tokens // -(-num_tokens // most))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -73,7 +76,6 @@ def token_pass(
     length = jax.tree.leaves(tokens)[0].shape[-3]
     if length <= chunk:
         return body(tokens, mask, shared)
-    full, rest = divmod(length, chunk)
 
     def run(start, size):
         part = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, start, size, x.ndim - 3), tokens)
@@ -82,43 +84,32 @@ def token_pass(
             part_mask = lax.dynamic_slice_in_dim(mask, start, size, mask.ndim - 2)
         return body(part, part_mask, shared)
 
+    # The first chunk takes what is left over, and its results, padded, are what the loop starts
+    # from: so they have the loop's types, shardings and mesh axes without these being spelled out.
+    full = (length - 1) // chunk
+    first = length - full * chunk
+    per_token, sums = run(0, first)
+    per_token = jax.tree.map(functools.partial(_pad_tokens, length=length), per_token)
+
     def step(index, carry):
         per_token, sums = carry
-        part, part_sums = run(index * chunk, chunk)
-        return _write(per_token, part, index * chunk), jax.tree.map(jnp.add, sums, part_sums)
+        start = first + index * chunk
+        part, part_sums = run(start, chunk)
+        return _write(per_token, part, start), jax.tree.map(jnp.add, sums, part_sums)
 
-    per_token, sums = lax.fori_loop(0, full, step, _initial_carry(run, chunk, length, tokens))
-    if rest:
-        part, part_sums = run(full * chunk, rest)
-        per_token = _write(per_token, part, full * chunk)
-        sums = jax.tree.map(jnp.add, sums, part_sums)
-    return per_token, sums
+    return lax.fori_loop(0, full, step, (per_token, sums))
+
+
+def _pad_tokens(x: jax.Array, *, length: int) -> jax.Array:
+    padding = [(0, 0)] * x.ndim
+    padding[-3] = (0, length - x.shape[-3])
+    return jnp.pad(x, padding)
 
 
 def _write(whole: PyTree, part: PyTree, start) -> PyTree:
     return jax.tree.map(
         lambda w, p: lax.dynamic_update_slice_in_dim(w, p, start, w.ndim - 3), whole, part
     )
-
-
-def _initial_carry(run, chunk: int, length: int, tokens: PyTree) -> PyTree:
-    """Builds zeros shaped like the whole result, of the type that the loop's body returns."""
-    per_token, sums = jax.eval_shape(lambda: run(0, chunk))
-    whole = jax.tree.map(
-        lambda s: carried_zeros((*s.shape[:-3], length, *s.shape[-2:]), s.dtype, like=tokens),
-        per_token,
-    )
-    return whole, jax.tree.map(lambda s: carried_zeros(s.shape, s.dtype, like=tokens), sums)
-
-
-def carried_zeros(shape: tuple[int, ...], dtype, *, like: PyTree) -> jax.Array:
-    """Zeros that a loop over `like` may carry, under shard_map too.
-
-    There a carry must vary over the same mesh axes going in as coming out. A zero selected by the
-    inputs does so in every version of jax; XLA folds it to a constant.
-    """
-    zero = sum(jnp.where(x[(0,) * x.ndim] == 0, 0, 0) for x in jax.tree.leaves(like))
-    return jnp.broadcast_to(jnp.asarray(zero, dtype), shape)
 
 
 def _pull_back(body: Body, inputs: PyTree, mask, shared: PyTree) -> tuple[PyTree, PyTree]:

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import cumulant_jax as cj
@@ -25,6 +26,7 @@ KINDS = ["softmax", "linear", "cumulant2", "cumulant3", "cumulant3_full", "cumul
         ((Q[:, :0], K, V), ValueError, ["query", "empty"]),
         ((Q, K[:, :0], V[:, :0]), ValueError, ["key", "empty"]),
         ((Q, K, V.astype(complex)), TypeError, ["value", "complex"]),
+        ((Q, K.astype("float8_e4m3fn"), V), TypeError, ["key", "float8_e4m3fn", "bfloat16"]),
     ],
 )
 def test_wrong_arrays(kind, arguments, error, words):
@@ -52,6 +54,10 @@ def test_wrong_arrays(kind, arguments, error, words):
         ({"implementation": "mosaic_gpu"}, NotImplementedError, ["implementation", "xla"]),
         ({"is_causal": True}, ValueError, ["is_causal", "6 queries and 9 keys"]),
         ({"oder": 3}, TypeError, ["oder", "option"]),
+        ({"scale": 10**400}, ValueError, ["scale", "finite"]),
+        ({"scale": float("nan")}, ValueError, ["scale", "finite"]),
+        ({"is_causal": "no"}, TypeError, ["is_causal", "True or False"]),
+        ({"key_value_seq_lengths": "ab"}, TypeError, ["key_value_seq_lengths", "integers"]),
     ],
 )
 def test_wrong_options(kind, options, error, words):
@@ -84,6 +90,8 @@ def test_wrong_states(kind):
     [
         ({"order": 5}, ["order", "5", r"\(1, 2, 3, 4\)"]),
         ({"order": True}, ["order", "True"]),
+        ({"order": 3.0}, ["order", "3.0"]),
+        ({"order": jnp.array(3)}, ["order", "static under jit"]),
         ({"order": 4, "offdiagonal": True}, ["offdiagonal", "order=3"]),
         ({"reduction": "max"}, ["reduction", "max", "mean"]),
     ],
@@ -102,6 +110,9 @@ def test_wrong_cumulant_options(options, words):
         ({"feature_map": "elu"}, ValueError, ["feature_map", "'elu'", "Known: elu1, exp, relu"]),
         ({"eps": 0.0}, ValueError, ["eps", "positive"]),
         ({"eps": "small"}, TypeError, ["eps"]),
+        ({"feature_map": None}, TypeError, ["feature_map", "name or a function"]),
+        ({"feature_map": lambda x: x[..., :1, :, :]}, ValueError, ["feature_map", "other axes"]),
+        ({"feature_map": lambda x: x.sum(-1)}, ValueError, ["feature_map", "other axes"]),
     ],
 )
 def test_wrong_linear_options(options, error, words):
@@ -119,6 +130,25 @@ def test_unknown_kinds_name_the_nearest():
             call()
     with pytest.raises(ValueError, match="did you mean 'softmax'"):
         cj.attention_weights(Q, K, kind="sofmax")
+    with pytest.raises(ValueError, match="unknown attention kind"):
+        cj.attention(["softmax"], Q, K, V)
+
+
+def test_flags_must_be_flags():
+    with pytest.raises(TypeError, match="offdiagonal must be True or False"):
+        cj.cumulant_attention(Q, K, V, offdiagonal="no")
+    with pytest.raises(TypeError, match="return_state must be True or False"):
+        cj.cumulant_attention(Q, K, V, return_state="no")
+    with pytest.raises(ValueError, match="eps must be positive"):
+        cj.attention_weights(Q, K, kind="linear", eps=0.0)
+    with pytest.raises(NotImplementedError, match=r"cudnn.*GPU"):
+        cj.softmax_attention(Q, K, V, implementation="cudnn")
+
+
+def test_lengths_beyond_the_tokens_mean_all():
+    lengths = np.array([2**40, 9])
+    whole = cj.cumulant_attention(Q, K, V, key_value_seq_lengths=lengths)
+    np.testing.assert_array_equal(whole, cj.cumulant_attention(Q, K, V))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +156,7 @@ def test_unknown_kinds_name_the_nearest():
     [
         ({"temperature": jnp.ones(3)}, ValueError, ["temperature", r"\(4,\)", r"\(3,\)"]),
         ({"temperature": 1}, TypeError, ["temperature", "int"]),
+        ({"temperature": "a"}, TypeError, ["temperature", "str"]),
         ({"temperature": 1.0, "mask": jnp.ones((2, 5), bool)}, ValueError, ["mask", r"\(2, 5\)"]),
         ({"temperature": 1.0, "seq_lengths": jnp.ones(2)}, TypeError, ["seq_lengths"]),
         ({"temperature": 1.0, "denominator_bias": Q}, ValueError, ["denominator_bias"]),

@@ -4,18 +4,21 @@ Forward and each gradient by name, over shapes, dtypes, masks, scales and large 
 subset runs by default; the full grid of lengths and dims is marked slow.
 """
 
+import functools
 import itertools
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import cumulant_jax as cj
+from tests.attention import reference
 from tests.attention.checks import (
     assert_close,
     check_against_reference,
     outputs_and_gradients,
 )
-from tests.attention.subjects import IMPLEMENTATIONS, SUBJECTS, Shape, make_inputs
+from tests.attention.subjects import IMPLEMENTATIONS, SUBJECTS, Shape, Subject, make_inputs
 
 LENGTHS = (1, 7, 64, 100, 197, 1000)
 DIMS = (8, 16, 24, 48, 64, 100)
@@ -194,6 +197,26 @@ def test_long_sequences_run_in_chunks(kind):
     shape = Shape(batch=(2,), queries=4099, keys=2503, heads=4, key_heads=2, dim=24, value_dim=16)
     inputs = make_inputs(subject, shape, seed=0)
     mask = jnp.asarray(np.random.default_rng(0).random((2, 1, 1, 2503)) < 0.9)
+    check_against_reference(subject, inputs, mask=mask, seed=0)
+
+
+VARIANTS = {
+    "order1": {"order": 1},
+    "order2_sum": {"order": 2, "reduction": "sum"},
+    "order3_sum": {"order": 3, "reduction": "sum"},
+    "order4_sum": {"order": 4, "reduction": "sum"},
+}
+
+
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+def test_other_forms_of_cumulant_attention(options, dtype, x64):
+    def call(inputs, mask=None, **_):
+        return cj.cumulant_attention(**inputs, mask=mask, **options)
+
+    subject = Subject("variant", call, functools.partial(reference.cumulant, **options))
+    inputs = make_inputs(subject, MASK_SHAPE, seed=0, dtype=dtype)
+    mask = jnp.asarray(MASKS["empty_row"](MASK_SHAPE.keys)[:, None, None, :])
     check_against_reference(subject, inputs, mask=mask, seed=0)
 
 

@@ -58,6 +58,22 @@ def test_options_reach_the_function():
         cj.as_flax_attention_fn("cumulant3", reductoin="sum")
 
 
+@pytest.mark.parametrize(
+    "precision", ["highest", jax.lax.Precision.HIGHEST, (jax.lax.Precision.HIGHEST,) * 2]
+)
+def test_precisions_that_flax_takes(precision):
+    layer = nnx.MultiHeadAttention(
+        num_heads=4,
+        in_features=32,
+        decode=False,
+        attention_fn=cj.as_flax_attention_fn("cumulant3"),
+        precision=precision,
+        rngs=nnx.Rngs(0),
+    )
+    x = jax.random.normal(jax.random.key(0), (2, 10, 32))
+    np.testing.assert_allclose(layer(x), nnx_layer("cumulant3")(x), atol=1e-5)
+
+
 def test_what_a_kind_cannot_do_is_refused():
     attention_fn = cj.as_flax_attention_fn("cumulant3")
     q = jnp.zeros((1, 4, 2, 8))

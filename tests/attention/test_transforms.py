@@ -160,3 +160,61 @@ def test_an_option_can_be_traced():
     step = 1e-2
     difference = jnp.sum(run(jnp.float32(0.25 + step)) - run(jnp.float32(0.25 - step))) / (2 * step)
     assert abs(gradient - difference) < 1e-2 * abs(difference)
+
+
+@subjects
+def test_no_implicit_rank_promotion(subject):
+    """Callers who forbid it can use the functions."""
+    inputs = make_inputs(subject, SHAPE, seed=0)
+    mask = jnp.ones((3, 1, 1, 30), bool)
+    with jax.numpy_rank_promotion("raise"):
+        out, pull_back = jax.vjp(lambda i: subject.call(i, mask=mask), inputs)
+        pull_back(jnp.ones_like(out))
+
+
+@pytest.mark.parametrize("kind", ["linear", "cumulant3", "softmax"])
+def test_export_with_symbolic_sizes(kind):
+    """One exported program serves every batch size and length."""
+    batch, tokens = jax.export.symbolic_shape("batch, tokens")
+    shape = jax.ShapeDtypeStruct((batch, tokens, 2, 8), jnp.float32)
+    call = jax.jit(lambda q, k, v: cj.attention(kind, q, k, v))
+    exported = jax.export.export(call)(shape, shape, shape)
+    for sizes in ((1, 5), (3, 40)):
+        arrays = jax.random.normal(jax.random.key(0), (3, *sizes, 2, 8))
+        assert_close(exported.call(*arrays), call(*arrays), what=str(sizes), tolerance=1e-6)
+
+
+@subjects
+@pytest.mark.parametrize("tokens", [4, 3000])
+def test_an_empty_batch(subject, tokens):
+    shape = Shape(batch=(0,), queries=tokens, keys=tokens, heads=2, key_heads=2)
+    inputs = make_inputs(subject, shape, seed=0)
+    mask = jnp.ones((0, 1, 1, tokens), bool)
+    out, pull_back = jax.vjp(lambda i: subject.call(i, mask=mask), inputs)
+    assert out.shape[0] == 0
+    pull_back(out)
+
+
+EXPLICIT = """
+import jax, jax.numpy as jnp, numpy as np
+from jax.sharding import NamedSharding, PartitionSpec as P
+import cumulant_jax as cj
+
+mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,))
+q, k, v = jax.random.normal(jax.random.key(0), (3, 2, 2000, 4, 8))
+for kind in ("linear", "cumulant3", "cumulant4"):
+    gradient = jax.jit(jax.grad(lambda q, k, v: jnp.sum(jnp.sin(cj.attention(kind, q, k, v)))))
+    expected = np.asarray(gradient(q, k, v))
+    with jax.set_mesh(mesh):
+        actual = gradient(*(jax.device_put(x, NamedSharding(mesh, P("data"))) for x in (q, k, v)))
+    assert np.abs(np.asarray(actual) - expected).max() < 1e-5 * np.abs(expected).max(), kind
+print("equal")
+"""
+
+
+def test_explicit_mesh():
+    """Axes that carry their sharding in the type, the default of `jax.make_mesh`."""
+    environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    command = [sys.executable, "-c", EXPLICIT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
