@@ -128,17 +128,14 @@ class Checkpoints:
           progress: what `Restored.progress` is to hold, JSON-able.
           metrics: the evaluation after that step; empty if there was none.
         """
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(state),  # type: ignore[call-arg]
-                data=ocp.args.JsonSave(dict(data)),  # type: ignore[call-arg]
-                config=ocp.args.JsonSave(dict(config)),  # type: ignore[call-arg]
-                progress=ocp.args.JsonSave(dict(progress)),  # type: ignore[call-arg]
-            ),
-            metrics=dict(metrics),
-            force=True,
+        content = ocp.args.Composite(
+            state=ocp.args.StandardSave(state),  # type: ignore[call-arg]
+            data=ocp.args.JsonSave(dict(data)),  # type: ignore[call-arg]
+            config=ocp.args.JsonSave(dict(config)),  # type: ignore[call-arg]
+            progress=ocp.args.JsonSave(dict(progress)),  # type: ignore[call-arg]
         )
+        with jax.transfer_guard("allow"):
+            self._manager.save(step, args=content, metrics=dict(metrics), force=True)
 
     def restore(self, step: int, abstract: TrainState) -> Restored:
         """Restores a checkpoint.

@@ -155,21 +155,25 @@ def _assigned_key(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _check_key(key: str, config: ml_collections.ConfigDict) -> None:
+def _check_key(key: str, config: Any) -> None:
     """Raises ValueError unless the key exists; makes room for an option the file does not set."""
     section: Any = config
     names = key.split(".")
     for depth, name in enumerate(names):
-        known = list(section) if isinstance(section, ml_collections.ConfigDict) else []
+        known = _names(section)
         path = ".".join(names[: depth + 1])
         if name in known:
-            section = section[name]
-        elif path == f"{_OPTIONS}.{name}" and name in models.options(config["model"]["name"]):
-            section[name] = config_dict.placeholder(object)
+            section = getattr(section, name)
+        elif path == f"{_OPTIONS}.{name}" and name in models.options(config.model.name):
+            config.model.options[name] = config_dict.placeholder(object)
             section = None
         else:
-            known += models.options(config["model"]["name"]) if path.startswith(_OPTIONS) else []
+            known += models.options(config.model.name) if path.startswith(_OPTIONS) else []
             raise ValueError(unknown_key(path, dict.fromkeys(known), config.to_dict()))
+
+
+def _names(section: Any) -> list[str]:
+    return list(section) if isinstance(section, ml_collections.ConfigDict) else []
 
 
 def _sections(value: Any) -> ml_collections.ConfigDict:

@@ -141,9 +141,9 @@ def build(config: ExperimentConfig) -> Experiment:
       ValueError: for a name or a value in the config that cannot be used.
       FileNotFoundError: if the data set is not prepared.
 
-    >>> experiment = build(ExperimentConfig(total="100 steps"))
-    >>> experiment.plan.total, experiment.num_parameters
-    (100, 153...)
+    >>> experiment = build(ExperimentConfig(total="2 epochs", batch_size=100))
+    >>> experiment.plan.total, experiment.task.label
+    (29, 'vit_nano2 softmax on digits')
     """
     mesh = make_mesh(config.mesh)
     divisor = batch_divisor(mesh) * config.gradient_accumulation

@@ -1,5 +1,6 @@
 """The training loop. It knows nothing of images: the task supplies data, model and loss."""
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -11,27 +12,17 @@ import jax
 from cumulant_jax.training.checkpoint import Checkpoints
 from cumulant_jax.training.config import ExperimentConfig
 from cumulant_jax.training.durations import Duration
-from cumulant_jax.training.experiment import CompiledStep, Experiment, build
+from cumulant_jax.training.experiment import Experiment, build
 from cumulant_jax.training.mesh import batch_sharding
 from cumulant_jax.training.meter import Meter
 from cumulant_jax.training.metrics_files import MetricsFiles
 from cumulant_jax.training.prefetch import DevicePrefetch
 from cumulant_jax.training.progress import Reporter, default_reporter
+from cumulant_jax.training.record import Record, columns, row, run_info, summarize
 from cumulant_jax.training.run_directory import RunDirectory
 from cumulant_jax.training.signals import Interrupted, StopRequest
 from cumulant_jax.training.state import TrainState
-from cumulant_jax.training.summary import RunInfo, Summary
-
-
-@dataclasses.dataclass
-class _Progress:
-    """What goes on over restarts besides the state; saved with every checkpoint."""
-
-    training_seconds: float = 0.0
-    wall_seconds: float = 0.0
-    final_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    best_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    best_step: int | None = None
+from cumulant_jax.training.summary import Summary
 
 
 def train(
@@ -69,18 +60,16 @@ def train(
     if done is not None and done.completed:
         return done
     experiment = build(config)
-    reporter = reporter or default_reporter()
-    with (
-        run.lock(),
-        jax.set_mesh(experiment.mesh),
-        _checkpoints(experiment, run) as checkpoints,
-    ):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(run.lock())
+        stack.enter_context(jax.set_mesh(experiment.mesh))
+        if reporter is None:
+            reporter = stack.enter_context(contextlib.closing(default_reporter()))
         run.write_config(config)
-        summary, signum = _run(experiment, run, checkpoints, reporter, stop_after)
-        checkpoints.wait()
+        summary, signum = _run(experiment, run, reporter, stop_after)
         run.write_summary(summary)
-    reporter.on_finish(summary)
-    if signum is not None and not summary.completed:
+        reporter.on_finish(summary)
+    if signum is not None:
         raise Interrupted(
             signum,
             f"stopped by {signal.Signals(signum).name} at step {summary.steps}, which is saved; "
@@ -90,31 +79,31 @@ def train(
 
 
 def _run(
-    experiment: Experiment,
-    run: RunDirectory,
-    checkpoints: Checkpoints,
-    reporter: Reporter,
-    stop_after: int | str | None,
+    experiment: Experiment, run: RunDirectory, reporter: Reporter, stop_after: int | str | None
 ) -> tuple[Summary, int | None]:
-    config, plan = experiment.config, experiment.plan
+    """Trains; returns the summary and the signal that stopped the run, if one did."""
+    config, task, plan = experiment.config, experiment.task, experiment.plan
     began = time.perf_counter()
-    iterator = experiment.train_iterator()
-    state, progress = _start_or_restore(experiment, checkpoints, iterator)
-    earlier_seconds = progress.wall_seconds
-    start, last = int(state.step), _last_step(experiment, stop_after)
-    train_step, eval_step = experiment.compile_train_step(), experiment.eval_step()
-    reporter.on_start(_run_info(experiment, train_step, start))
+    with contextlib.ExitStack() as stack:
+        checkpoints = stack.enter_context(_open_checkpoints(experiment, run))
+        iterator = stack.enter_context(contextlib.closing(experiment.train_iterator()))
+        state, record = _start_or_restore(experiment, checkpoints, iterator)
+        earlier_seconds = record.wall_seconds
+        step, last = int(state.step), _last_step(experiment, stop_after)
+        train_step, eval_step = experiment.compile_train_step(), experiment.eval_step()
+        reporter.on_start(run_info(experiment, train_step, start=step))
 
-    batches = DevicePrefetch(iterator, batch_sharding(experiment.mesh))
-    files = MetricsFiles(run.path, _columns(experiment), after_step=start)
-    meter = Meter(batch_size=config.batch_size)
-    step = start
-    with files, StopRequest() as stop:
-        while step < last and stop.signum is None:
+        files = stack.enter_context(MetricsFiles(run.path, columns(experiment), after_step=step))
+        batches = DevicePrefetch(iterator, batch_sharding(experiment.mesh))
+        stop = stack.enter_context(StopRequest())
+        # Nothing moves between host and devices unasked. Entered once, not around every step:
+        # a change of the guard costs the next call 0.1 ms.
+        stack.enter_context(jax.transfer_guard("disallow"))
+        meter = Meter(batch_size=config.batch_size)
+        stopping = step >= last
+        while not stopping:
             step += 1
-            batch = next(batches)
-            with jax.transfer_guard("disallow"):
-                state, values = train_step.call(state, batch)
+            state, values = train_step.call(state, next(batches))
             meter.add(step, values)
 
             due = plan.due(step)
@@ -122,35 +111,41 @@ def _run(
             if not (due or stopping):
                 continue
             means, seconds = meter.flush()
-            progress.training_seconds += seconds
-            files.write(step, _row(experiment, step, progress, "train", means))
+            record.training_seconds += seconds
+            files.write(step, row(experiment, record, step, "train", means))
             reporter.on_step_metrics(step, means)
 
             scores = {}
             if due.evaluate:
                 scores = experiment.evaluate(eval_step, state)
-                _note_evaluation(experiment, progress, step, scores)
-                files.write(step, _row(experiment, step, progress, "eval", scores))
+                record.note_evaluation(
+                    step,
+                    scores,
+                    metric=task.main_metric,
+                    larger_is_better=task.larger_is_better,
+                )
+                files.write(step, row(experiment, record, step, "eval", scores))
                 reporter.on_evaluation(step, scores)
+                stopping = stopping or stop.signum is not None
             if due.checkpoint or stopping:
                 files.flush()
-                progress.wall_seconds = earlier_seconds + time.perf_counter() - began
+                record.wall_seconds = earlier_seconds + time.perf_counter() - began
                 checkpoints.save(
                     step,
                     state,
                     data=batches.state,
                     config=config.to_dict(),
-                    progress=dataclasses.asdict(progress),
+                    progress=dataclasses.asdict(record),
                     metrics=scores,
                 )
             meter.restart_clock()
-    batches.close()
-    checkpoints.wait()
-    progress.wall_seconds = earlier_seconds + time.perf_counter() - began
-    return _summary(experiment, train_step, progress, step), stop.signum
+        checkpoints.wait()
+        signum = stop.signum
+    record.wall_seconds = earlier_seconds + time.perf_counter() - began
+    return summarize(experiment, train_step, record, step=step), signum
 
 
-def _checkpoints(experiment: Experiment, run: RunDirectory) -> Checkpoints:
+def _open_checkpoints(experiment: Experiment, run: RunDirectory) -> Checkpoints:
     return Checkpoints(
         run.checkpoints,
         keep_last=experiment.config.keep_last,
@@ -162,13 +157,13 @@ def _checkpoints(experiment: Experiment, run: RunDirectory) -> Checkpoints:
 
 def _start_or_restore(
     experiment: Experiment, checkpoints: Checkpoints, iterator: Any
-) -> tuple[TrainState, _Progress]:
+) -> tuple[TrainState, Record]:
     step = checkpoints.latest_step
     if step is None:
-        return experiment.create_state(), _Progress()
+        return experiment.create_state(), Record()
     restored = checkpoints.restore(step, experiment.shapes)
     iterator.set_state(restored.data)
-    return restored.state, _Progress(**restored.progress)
+    return restored.state, Record(**restored.progress)
 
 
 def _last_step(experiment: Experiment, stop_after: int | str | None) -> int:
@@ -178,61 +173,3 @@ def _last_step(experiment: Experiment, stop_after: int | str | None) -> int:
         num_examples=experiment.task.num_train, batch_size=experiment.config.batch_size
     )
     return min(steps, experiment.plan.total)
-
-
-def _run_info(experiment: Experiment, train_step: CompiledStep, start: int) -> RunInfo:
-    return RunInfo(
-        label=experiment.task.label,
-        unit=experiment.task.unit,
-        start_step=start,
-        total_steps=experiment.plan.total,
-        num_train=experiment.task.num_train,
-        batch_size=experiment.config.batch_size,
-        num_parameters=experiment.num_parameters,
-        num_devices=experiment.mesh.size,
-        compile_seconds=train_step.seconds,
-    )
-
-
-def _columns(experiment: Experiment) -> list[str]:
-    names = experiment.task.metric_names
-    train = [*names, "grad_norm", "learning_rate", "examples_per_second"]
-    figures = ["epoch", "training_seconds"]
-    return figures + [f"train/{name}" for name in train] + [f"eval/{name}" for name in names]
-
-
-def _row(
-    experiment: Experiment, step: int, progress: _Progress, part: str, values: dict[str, float]
-) -> dict[str, float]:
-    epoch = step * experiment.config.batch_size / experiment.task.num_train
-    figures = {"epoch": epoch, "training_seconds": progress.training_seconds}
-    return {**figures, **{f"{part}/{name}": value for name, value in values.items()}}
-
-
-def _note_evaluation(
-    experiment: Experiment, progress: _Progress, step: int, scores: dict[str, float]
-) -> None:
-    name, sign = experiment.task.main_metric, 1 if experiment.task.larger_is_better else -1
-    progress.final_metrics = scores
-    # Of equals the latest, as the checkpoints are kept.
-    if not progress.best_metrics or sign * scores[name] >= sign * progress.best_metrics[name]:
-        progress.best_metrics, progress.best_step = scores, step
-
-
-def _summary(
-    experiment: Experiment, train_step: CompiledStep, progress: _Progress, step: int
-) -> Summary:
-    seconds = progress.training_seconds
-    return Summary(
-        steps=step,
-        completed=step >= experiment.plan.total,
-        final_metrics=progress.final_metrics,
-        best_metrics=progress.best_metrics,
-        best_step=progress.best_step,
-        num_parameters=experiment.num_parameters,
-        images_per_second=step * experiment.config.batch_size / seconds if seconds else 0.0,
-        step_time_ms=1e3 * seconds / step if step else 0.0,
-        step_memory_bytes=train_step.memory_bytes,
-        compile_seconds=train_step.seconds,
-        wall_seconds=progress.wall_seconds,
-    )

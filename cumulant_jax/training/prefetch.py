@@ -40,7 +40,3 @@ class DevicePrefetch:
             self._ready.append((batch, self._iterator.get_state()))
         batch, self.state = self._ready.popleft()
         return batch
-
-    def close(self) -> None:
-        """Ends the iterator's background work."""
-        self._iterator.close()

@@ -41,7 +41,7 @@ class SilentReporter:
         """Does nothing."""
 
 
-def default_reporter(stream: TextIO | None = None) -> Reporter:
+def default_reporter(stream: TextIO | None = None) -> "ProgressBar | PlainLines":
     """Returns a progress bar where `stream` (standard output) is a terminal, else plain lines."""
     output: TextIO = stream or sys.stdout
     return ProgressBar() if output.isatty() else PlainLines(output)
@@ -78,6 +78,9 @@ class PlainLines:
     def on_finish(self, summary: Summary) -> None:
         """Prints the final line."""
         self._print(describe_summary(summary))
+
+    def close(self) -> None:
+        """Does nothing: every line is complete."""
 
     def _print(self, text: str) -> None:
         print(text, file=self._stream, flush=True)
@@ -131,8 +134,12 @@ class ProgressBar:
 
     def on_finish(self, summary: Summary) -> None:
         """Takes the bar away and prints the final line."""
-        self._progress.stop()
+        self.close()
         self._progress.console.print(describe_summary(summary), highlight=False)
+
+    def close(self) -> None:
+        """Takes the bar away and gives the cursor back."""
+        self._progress.stop()
 
 
 def describe_run(info: RunInfo) -> str:

@@ -1,13 +1,19 @@
+import io
 import json
+import os
+import signal
 
 import jax
 import numpy as np
 import pytest
+from rich.console import Console
 
 from cumulant_jax.training import (
     Checkpoints,
+    Interrupted,
     MixingConfig,
     NonFiniteError,
+    ProgressBar,
     RunDirectory,
     SilentReporter,
     build,
@@ -196,3 +202,43 @@ def test_epochs_and_examples_become_steps(tiny, tmp_path):
     summary = train(config, tmp_path, reporter=recorder)
     assert summary.steps == 22
     assert [step for step, part, _ in recorder.rows if part == "eval"] == [10, 20, 22]
+
+
+class Signals(SilentReporter):
+    """Sends this process a signal when a step is reported."""
+
+    def __init__(self, *, step, part):
+        self.when = (part, step)
+
+    def on_step_metrics(self, step, metrics):
+        if self.when == ("train", step):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def on_evaluation(self, step, metrics):
+        if self.when == ("eval", step):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "saved"),
+    [("train", 2, 3), ("eval", 5, 5), ("train", 5, 5), ("eval", 12, 12)],
+)
+def test_a_signal_at_any_moment_is_saved_where_it_says(tiny, tmp_path, part, step, saved):
+    config = tiny(evaluate_every="5 steps", log_every="2 steps", checkpoint_every=0)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match=f"SIGTERM at step {saved}, which is saved") as caught:
+        train(config, tmp_path, reporter=Signals(step=step, part=part))
+    assert caught.value.exit_code == 143
+    assert signal.getsignal(signal.SIGTERM) == before
+    restored = final(config, tmp_path)
+    assert int(restored.state.step) == restored.data["step"] == saved
+    assert train(config, tmp_path, reporter=SilentReporter()).completed
+
+
+def test_the_terminal_is_given_back_when_training_fails(tiny, tmp_path, monkeypatch):
+    stream = io.StringIO()
+    bar = ProgressBar(Console(file=stream, force_terminal=True))
+    monkeypatch.setattr("cumulant_jax.training.loop.default_reporter", lambda: bar)
+    with pytest.raises(NonFiniteError):
+        train(tiny(optimizer__learning_rate=1e37, optimizer__clip_norm=None), tmp_path)
+    assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l") >= 0

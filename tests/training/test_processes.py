@@ -193,7 +193,8 @@ DEVICES = """
 
 def test_eight_devices_give_the_results_of_one(tiny, start, config_file, tmp_path, monkeypatch):
     config = tiny(
-        mixing__cutmix=1.0,
+        total="6 steps",
+        mixing__mixup=0.4,
         gradient_accumulation=2,
         options={"dropout": 0.1},
         eval_batch_size=50,
@@ -211,7 +212,7 @@ def test_eight_devices_give_the_results_of_one(tiny, start, config_file, tmp_pat
         assert code == 0, errors
         assert json.loads(output.splitlines()[-1]) == [count, count, count > 1]
     one, eight = (read_rows(tmp_path / count / "metrics.jsonl") for count in ("1", "8"))
-    assert [row["step"] for row in one] == [3, 6, 6, 9, 12, 12]
+    assert [row["step"] for row in one] == [3, 6, 6]
     for row, other in zip(one, eight, strict=True):
         for name in set(row) - {"training_seconds", "train/examples_per_second"}:
             assert other[name] == pytest.approx(row[name], rel=2e-3), (row["step"], name)
