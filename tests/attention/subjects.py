@@ -134,4 +134,9 @@ def make_inputs(subject: Subject, shape: Shape, *, seed: int, dtype=jnp.float32)
     inputs = {n: random.standard_normal(sizes[n]) for n in subject.inputs}
     if "temperature" in inputs:
         inputs["temperature"] = 1 + 0.5 * inputs["temperature"]
+    if "temperature" in inputs and "query" in inputs:
+        # Features are scaled to unit norm over the tokens. With one token that divides by its size,
+        # and the rounding of the gradient, zero in exact arithmetic, by it again: so none is tiny.
+        for name in ("query", "key"):
+            inputs[name] += np.copysign(0.5, inputs[name])
     return {n: jnp.asarray(x, dtype) for n, x in inputs.items()}

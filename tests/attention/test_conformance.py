@@ -7,6 +7,7 @@ subset runs by default; the full grid of lengths and dims is marked slow.
 import functools
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def test_full_grid_of_shapes(subject, implementation, shape, seed):
 def test_dtypes(subject, implementation, dtype, seed, x64):
     shape = Shape(queries=33, keys=50, heads=4, key_heads=2, dim=16, value_dim=8)
     inputs = make_inputs(subject, shape, seed=seed, dtype=dtype)
-    output = subject.call(inputs)
+    output = jax.eval_shape(subject.call, inputs)
     assert output.dtype == inputs[subject.inputs[0]].dtype
     check_against_reference(subject, inputs, seed=seed, call={"implementation": implementation})
 
@@ -81,10 +82,10 @@ def test_dtypes(subject, implementation, dtype, seed, x64):
 def test_output_has_the_dtype_of_value(subject):
     inputs = make_inputs(subject, Shape(), seed=0)
     inputs["value"] = inputs["value"].astype(jnp.bfloat16)
-    assert subject.call(inputs).dtype == jnp.bfloat16
+    assert jax.eval_shape(subject.call, inputs).dtype == jnp.bfloat16
     inputs["value"] = inputs["value"].astype(jnp.float32)
     inputs["query"] = inputs["query"].astype(jnp.bfloat16)
-    assert subject.call(inputs).dtype == jnp.float32
+    assert jax.eval_shape(subject.call, inputs).dtype == jnp.float32
 
 
 MASKS = {
@@ -122,7 +123,7 @@ def test_masks(subject, implementation, mask, poison, seed):
 def test_an_empty_row_gives_zeros_and_zero_gradients(subject):
     inputs = make_inputs(subject, MASK_SHAPE, seed=0)
     mask = jnp.asarray(MASKS["empty_row"](MASK_SHAPE.keys)[:, None, None, :])
-    cotangent = jnp.ones_like(subject.call(inputs))
+    cotangent = jnp.ones(jax.eval_shape(subject.call, inputs).shape)
     output, gradients = outputs_and_gradients(subject, inputs, cotangent, mask=mask)
     assert not np.asarray(output[1]).any()
     for name in set(gradients) - {"temperature"}:
@@ -142,11 +143,13 @@ def test_sequence_lengths_equal_a_mask(subject):
     lengths = jnp.array([40, 13, 0])
     mask = (jnp.arange(40) < lengths[:, None])[:, None, None, :]
     name = "key_value_seq_lengths" if subject.takes_queries else "seq_lengths"
-    actual = subject.call(inputs, **{name: lengths})
-    np.testing.assert_array_equal(actual, subject.call(inputs, mask=mask))
-    both = subject.call(inputs, mask=mask, **{name: jnp.array([3, 40, 40])})
-    meet = mask & (jnp.arange(40) < jnp.array([3, 40, 40])[:, None])[:, None, None, :]
-    np.testing.assert_array_equal(both, subject.call(inputs, mask=meet))
+    by_mask = jax.jit(lambda mask: subject.call(inputs, mask=mask))
+    actual = jax.jit(lambda n: subject.call(inputs, **{name: n}))(lengths)
+    np.testing.assert_allclose(actual, by_mask(mask), rtol=1e-5, atol=1e-6)
+    others = jnp.array([3, 40, 40])
+    both = jax.jit(lambda n: subject.call(inputs, mask=mask, **{name: n}))(others)
+    meet = mask & (jnp.arange(40) < others[:, None])[:, None, None, :]
+    np.testing.assert_allclose(both, by_mask(meet), rtol=1e-5, atol=1e-6)
 
 
 @takers_of_queries
@@ -160,7 +163,8 @@ def test_mask_shapes_that_broadcast(subject, shape):
     if shape in ((3, 40), (1, 40)):
         full = mask[:, None, None, :]
     full = np.broadcast_to(full, (3, 4, 1, 40))
-    actual, expected = subject.call(inputs, mask=mask), subject.call(inputs, mask=full)
+    call = jax.jit(lambda mask: subject.call(inputs, mask=mask))
+    actual, expected = call(mask), call(full)
     assert_close(actual, expected, what="output", tolerance=1e-6)
 
 
