@@ -40,7 +40,8 @@ class Flip:
     words_per_example: ClassVar[int] = 1
 
     def __post_init__(self):
-        if not isinstance(self.probability, (int, float)) or not 0 <= self.probability <= 1:
+        is_number = isinstance(self.probability, (int, float)) and self.probability is not True
+        if not is_number or not 0 <= self.probability <= 1:
             raise ValueError(f"flip: probability must be in 0 .. 1, got {self.probability!r}")
 
     def __call__(self, images: np.ndarray, words: np.ndarray) -> np.ndarray:
@@ -72,9 +73,9 @@ class Crop:
     words_per_example: ClassVar[int] = 2
 
     def __post_init__(self):
-        if self.padding is not None and (not isinstance(self.padding, int) or self.padding < 1):
+        if self.padding is not None and (type(self.padding) is not int or self.padding < 1):
             raise ValueError(f"crop: padding must be a positive integer, got {self.padding!r}")
-        if self.mode not in _PADDERS:
+        if self.mode not in list(_PADDERS):
             raise ValueError(unknown_name("crop mode", self.mode, _PADDERS))
 
     def __call__(self, images: np.ndarray, words: np.ndarray) -> np.ndarray:

@@ -55,8 +55,11 @@ class TrainIterator(grain.DatasetIterator):
         """Moves to a saved position.
 
         Raises:
-          ValueError: the state belongs to another stream (other data, seed, batch size, …).
+          ValueError: it is no state, or belongs to another stream (other data, seed, …).
         """
+        step = state.get("step") if isinstance(state, dict) else None
+        if type(step) is not int or step < 0:
+            raise ValueError(f"state must be a dict from get_state() with a step, got {state!r}")
         for name, value in self._identity.items():
             if state.get(name) != value:
                 raise ValueError(
@@ -64,11 +67,11 @@ class TrainIterator(grain.DatasetIterator):
                     "it was saved by another run"
                 )
         self._iterator.close()
-        self._step = int(state["step"])
+        self._step = step
         self._iterator = self._open_at(self._step)
 
     def start_prefetch(self) -> None:
-        """Starts reading before the first batch is asked for."""
+        """Starts reading before the first batch is asked for; Grain calls it after a restore."""
         self._iterator.start_prefetch()
 
     def close(self) -> None:
@@ -116,7 +119,7 @@ def train_iterator(
     1
     """
     share = _share(batch_size, process_index, process_count)
-    if not isinstance(start_step, int) or start_step < 0:
+    if type(start_step) is not int or start_step < 0:
         raise ValueError(f"start_step must be a non-negative integer, got {start_step!r}")
     config = dataset.config
     source = dataset.source(config.train_split)

@@ -10,19 +10,19 @@ import dataclasses
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from cumulant_jax.data.progress import Progress
 from cumulant_jax.data.source import ArraySource, ImageSource
-
-Progress = Callable[[int, int], None]
 
 _FORMAT = 1
 _HEADER_BYTES = 4096
@@ -135,27 +135,39 @@ def read(path: Path, key: CacheKey) -> ArraySource:
       ValueError: it is damaged or holds something else.
     """
     with open(path, "rb") as file:
-        try:
-            header = json.loads(file.read(_HEADER_BYTES))
-        except ValueError:
-            raise ValueError("no valid header") from None
-        if header.get("format") != _FORMAT or header.get("key") != dataclasses.asdict(key):
-            raise ValueError("made from other data or by another version")
-        shape = tuple(header["shape"])
-        image_bytes = int(np.prod(shape, dtype=np.int64))
+        shape, crc32 = _parse_header(file.read(_HEADER_BYTES), key)
+        image_bytes = math.prod(shape)
         expected = _HEADER_BYTES + image_bytes + 4 * shape[0]
         if os.fstat(file.fileno()).st_size != expected:
             raise ValueError("wrong size")
         checksum = 0
         while chunk := file.read(_CHUNK_BYTES):
             checksum = zlib.crc32(chunk, checksum)
-        if checksum != header["crc32"]:
+        if checksum != crc32:
             raise ValueError("wrong checksum")
         mapped = np.memmap(file, np.uint8, mode="r", offset=_HEADER_BYTES)
     # Plain arrays over the mapping: indexing a memmap object itself costs more per call.
     flat = mapped.view(np.ndarray)
     labels = flat[image_bytes:].view("<i4").astype(np.int32)
     return ArraySource(flat[:image_bytes].reshape(shape), labels)
+
+
+def _parse_header(text: bytes, key: CacheKey) -> tuple[tuple[int, ...], int]:
+    """Shape [N, H, W, C] and checksum out of a header, which may hold anything at all."""
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError("no valid header") from None
+    if not isinstance(header, dict):
+        raise ValueError("no valid header")
+    if header.get("format") != _FORMAT or header.get("key") != dataclasses.asdict(key):
+        raise ValueError("made from other data or by another version")
+    shape, crc32 = header.get("shape"), header.get("crc32")
+    if not isinstance(shape, list) or len(shape) != 4 or type(crc32) is not int:
+        raise ValueError("no valid header")
+    if not all(type(size) is int and size > 0 for size in shape):
+        raise ValueError("no valid header")
+    return tuple(shape), crc32
 
 
 def write(

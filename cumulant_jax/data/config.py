@@ -1,6 +1,9 @@
 """DataConfig: which data set to read, how to present its images, where decoded copies are kept."""
 
 import dataclasses
+import math
+import numbers
+import os
 from typing import Any
 
 from cumulant_jax.data import augment
@@ -67,11 +70,14 @@ class DataConfig:
             value = getattr(self, field)
             if not isinstance(value, str) or not value:
                 raise TypeError(f"{field} must be a non-empty string, got {value!r}")
+        for field in ("data_dir", "cache_dir", "image_key", "label_key"):
+            self._set(field, _optional_text(field, getattr(self, field)))
         if self.cache not in CACHES:
             raise ValueError(unknown_name("cache", self.cache, CACHES))
         self._set("image_size", _image_size(self.image_size))
-        if isinstance(self.augment, str):
-            raise TypeError(f"augment must be a tuple of strings, got the string {self.augment!r}")
+        if not isinstance(self.augment, (tuple, list)):
+            came = f"the string {self.augment!r}" if isinstance(self.augment, str) else self.augment
+            raise TypeError(f"augment must be a tuple of strings, got {came}")
         self._set("augment", tuple(self.augment))
         augment.parse(self.augment)
         for field in ("mean", "std"):
@@ -94,6 +100,14 @@ class DataConfig:
         object.__setattr__(self, field, value)
 
 
+def _optional_text(field: str, value: Any) -> str | None:
+    if value is None or (isinstance(value, str) and value):
+        return value
+    if field.endswith("_dir") and isinstance(value, os.PathLike):
+        return str(os.fspath(value))
+    raise TypeError(f"{field} must be None or a non-empty string, got {value!r}")
+
+
 def _image_size(value: Any) -> tuple[int, int] | None:
     if value is None:
         return None
@@ -101,7 +115,7 @@ def _image_size(value: Any) -> tuple[int, int] | None:
     if (
         not isinstance(pair, (tuple, list))
         or len(pair) != 2
-        or not all(isinstance(side, int) and side > 0 for side in pair)
+        or not all(type(side) is int and side > 0 for side in pair)
     ):
         raise ValueError(f"image_size must be a positive int or (height, width), got {value!r}")
     return (pair[0], pair[1])
@@ -112,7 +126,12 @@ def _channel_values(field: str, values: Any) -> tuple[float, ...] | None:
         return None
     if not isinstance(values, (tuple, list)) or not values:
         raise TypeError(f"{field} must hold one number per channel, got {values!r}")
-    numbers = tuple(float(value) for value in values)
-    if field == "std" and min(numbers) <= 0:
-        raise ValueError(f"std must be positive, got {numbers}")
-    return numbers
+    for value in values:
+        if not isinstance(value, numbers.Real) or isinstance(value, bool):
+            raise TypeError(f"{field} must hold numbers, one per channel, got {value!r}")
+        if not math.isfinite(value):
+            raise ValueError(f"{field} must be finite, got {value!r}")
+    channels = tuple(map(float, values))
+    if field == "std" and min(channels) <= 0:
+        raise ValueError(f"std must be positive, got {channels}")
+    return channels

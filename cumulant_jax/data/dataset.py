@@ -8,6 +8,7 @@ from collections.abc import Callable
 from cumulant_jax.data import cache, statistics
 from cumulant_jax.data.config import DataConfig
 from cumulant_jax.data.digits import Digits
+from cumulant_jax.data.progress import DecodingReport, Progress
 from cumulant_jax.data.source import Collection, ImageSource
 
 
@@ -60,12 +61,14 @@ class Dataset:
         return self._splits.open(split)
 
 
-def load(config: DataConfig | None = None, *, progress: cache.Progress | None = None) -> Dataset:
+def load(config: DataConfig | None = None, *, progress: Progress | None = None) -> Dataset:
     """Finds a data set and describes it. Nothing is ever downloaded.
 
     Args:
       config: which data set and how; None is the embedded digits.
       progress: called with (images done, images in all) while images are decoded into the cache.
+        None: a decoding of more than two seconds reports on standard error, as a progress bar in
+        a terminal and else as lines.
 
     Returns:
       The data set. Its splits are decoded when they are first used; this call itself decodes the
@@ -143,7 +146,7 @@ def _normalisation(
 class _Splits:
     """Opens every split once, as the configured kind of cache."""
 
-    def __init__(self, collection: Collection, config: DataConfig, progress: cache.Progress | None):
+    def __init__(self, collection: Collection, config: DataConfig, progress: Progress | None):
         self._collection = collection
         self._config = config
         self._progress = progress
@@ -160,14 +163,18 @@ class _Splits:
         source = self._collection.open(split)
         if self._collection.decoded or self._config.cache == "none":
             return source
+        if self._progress is not None:
+            return self._decoded(source, split, self._progress)
+        with DecodingReport(f"split {split!r} of {self._collection.name}") as report:
+            return self._decoded(source, split, report)
+
+    def _decoded(self, source: ImageSource, split: str, report: Progress) -> ImageSource:
         if self._config.cache == "memory":
-            return cache.decode_to_memory(source, progress=self._progress)
+            return cache.decode_to_memory(source, progress=report)
         key = cache.CacheKey(
             self._collection.name,
             self._collection.version,
             split,
             self._collection.fingerprint(split),
         )
-        return cache.open_or_create(
-            source, key, directory=self._config.cache_dir, progress=self._progress
-        )
+        return cache.open_or_create(source, key, directory=self._config.cache_dir, progress=report)

@@ -1,12 +1,14 @@
 """Named models: the table of presets, and how a name becomes a module."""
 
 import dataclasses
+import difflib
 import fnmatch
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
 
+from cumulant_jax.models import option_checks as checks
 from cumulant_jax.models.vit import ViT
 from cumulant_jax.models.vit_options import ViTOptions
 from cumulant_jax.naming import unknown_name
@@ -58,6 +60,8 @@ def list_models(pattern: str = "*") -> list[str]:
     >>> list_models("vit_*16")
     ['vit_nano16', 'vit_ti16', 'vit_s16', 'vit_b16', 'vit_l16']
     """
+    if not isinstance(pattern, str):
+        raise TypeError(f"pattern must be a shell pattern such as 'vit_s*', got {pattern!r}")
     return [name for name in PRESETS if fnmatch.fnmatchcase(name, pattern)]
 
 
@@ -72,6 +76,7 @@ def options(name: str) -> dict[str, Any]:
 
     Raises:
       ValueError: no model has this name.
+      TypeError: the name is no text.
 
     >>> resolved = options("vit_s16")
     >>> resolved["dim"], resolved["depth"], resolved["heads"], resolved["patch_size"]
@@ -106,8 +111,7 @@ def create(name: str, *, rngs: nnx.Rngs, **options: Any) -> nnx.Module:
     (2, 10)
     """
     preset = _preset(name)
-    if not isinstance(rngs, nnx.Rngs):
-        raise TypeError(f"rngs must be an nnx.Rngs, such as nnx.Rngs(0), got {type(rngs).__name__}")
+    checks.check_rngs(rngs)
     known = [field.name for field in dataclasses.fields(preset.family.options)]
     for option in options:
         if option not in known:
@@ -117,6 +121,12 @@ def create(name: str, *, rngs: nnx.Rngs, **options: Any) -> nnx.Module:
 
 
 def _preset(name: str) -> Preset:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be the name of a model, such as 'vit_s16', got {name!r}")
     if name not in PRESETS:
-        raise ValueError(unknown_name("model", name, PRESETS))
+        near = difflib.get_close_matches(name, PRESETS, n=1, cutoff=0.5)
+        hint = f" did you mean {near[0]!r}?" if near else ""
+        raise ValueError(
+            f"unknown model {name!r};{hint} All names: cumulant_jax.models.list_models()."
+        )
     return PRESETS[name]

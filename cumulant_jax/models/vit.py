@@ -41,6 +41,9 @@ class ViT(nnx.Module):
           options: what it is made of.
           rngs: the keys of the initialisation.
         """
+        if not isinstance(options, ViTOptions):
+            raise TypeError(f"options must be a ViTOptions, got {type(options).__name__}")
+        checks.check_rngs(rngs)
         dtype, param_dtype = jnp.dtype(options.dtype), jnp.dtype(options.param_dtype)
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.options = options
@@ -90,7 +93,8 @@ class ViT(nnx.Module):
         """Classifies images.
 
         Args:
-          images: floats [batch, height, width, channels], already normalised.
+          images: floats [batch, height, width, channels], already normalised; the batch may be
+            empty.
           train: whether dropout and drop path act.
           rng: a JAX random key; needed in training when a drop rate is above zero.
           return_intermediates: whether to return what is inside as well.
@@ -105,8 +109,11 @@ class ViT(nnx.Module):
 
         Raises:
           ValueError: images of a wrong shape, or no `rng` where one is needed.
-          TypeError: images that are not floats, or an `rng` that is not a key.
+          TypeError: images that are not floats, an `rng` that is not one key, or a `train` or
+            `return_intermediates` that is not a bool.
         """
+        checks.check_flag("train", train)
+        checks.check_flag("return_intermediates", return_intermediates)
         self._check_images(images)
         keys = self._keys(train, rng)
         patches = self.patch_embedding(images)
@@ -149,11 +156,19 @@ class ViT(nnx.Module):
     def _check_images(self, images: Array) -> None:
         rows, columns = checks.size_pair("patch_size", self.options.patch_size)
         channels = self.options.channels
-        shape = np.shape(images)
-        if len(shape) != 4 or shape[3] != channels or shape[1] % rows or shape[2] % columns:
+        if not isinstance(images, jax.Array | np.ndarray):
+            raise TypeError(f"images must be an array, got {type(images).__name__}")
+        shape = images.shape
+        if (
+            len(shape) != 4
+            or shape[3] != channels
+            or 0 in shape[1:3]
+            or shape[1] % rows
+            or shape[2] % columns
+        ):
             raise ValueError(
                 f"images must be [batch, height, width, {channels}] with height and width "
-                f"multiples of {rows} and {columns}, got shape {shape}"
+                f"positive multiples of {rows} and {columns}, got shape {shape}"
             )
         if not jnp.issubdtype(images.dtype, jnp.floating):
             raise TypeError(
@@ -162,6 +177,8 @@ class ViT(nnx.Module):
 
     def _keys(self, train: bool, rng: Array | None) -> Array | None:
         """All keys of one call, the first for the embedding; None where nothing is random."""
+        if rng is not None:
+            checks.check_key("rng", rng)
         rates = ("dropout", "projection_dropout", "drop_path")
         active = [name for name in rates if getattr(self.options, name) > 0] if train else []
         if not active:
@@ -171,8 +188,6 @@ class ViT(nnx.Module):
                 f"rng must be a key when train=True and {active[0]} is above 0, got None: "
                 "pass jax.random.key(seed), a new one at each step"
             )
-        if not isinstance(rng, jax.Array):
-            raise TypeError(f"rng must be a JAX random key, got {type(rng).__name__}")
         return jax.random.split(rng, 1 + self.options.depth * Block.num_keys)
 
 

@@ -93,6 +93,7 @@ class ViTOptions:
           TypeError: an option is of the wrong kind.
         """
         self._check_numbers()
+        self._check_flags()
         for name in ("image_size", "patch_size"):
             self._store(name, checks.size_pair(name, getattr(self, name)))
         for name in ("dtype", "param_dtype"):
@@ -137,6 +138,14 @@ class ViTOptions:
             if getattr(self, name) is not None:
                 checks.check_number(name, getattr(self, name))
 
+    def _check_flags(self) -> None:
+        for name in ("qkv_bias", "remat", "class_token", "fc_norm"):
+            value = getattr(self, name)
+            if value is None and name in ("class_token", "fc_norm"):
+                continue
+            checks.check_flag(name, value)
+            self._store(name, bool(value))
+
     def _check_divisors(self) -> None:
         image = checks.size_pair("image_size", self.image_size)
         patch = checks.size_pair("patch_size", self.patch_size)
@@ -155,13 +164,14 @@ class ViTOptions:
 
     def _settle_attention(self) -> None:
         self._store("attention", checks.per_block("attention", self.attention, self.depth))
-        for kind in dict.fromkeys(self.attention_per_block):
+        for kind in self.attention_per_block:
             checks.check_attention(kind)
         options: Any = checks.per_block("attention_options", self.attention_options, self.depth)
         if isinstance(options, tuple):
-            self._store("attention_options", tuple(dict(entry or {}) for entry in options))
+            entries = (checks.options_mapping("attention_options", entry) for entry in options)
+            self._store("attention_options", tuple(entries))
         else:
-            self._store("attention_options", dict(options or {}))
+            self._store("attention_options", checks.options_mapping("attention_options", options))
         pairs = zip(self.attention_per_block, self.attention_options_per_block, strict=True)
         for kind, entry in pairs:
             checks.check_attention_options(kind, entry)

@@ -120,3 +120,18 @@ def test_bad_specs(spec, message):
         augment.parse([spec])
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (Flip, {"probability": True}, "probability must be in 0 .. 1, got True"),
+        (Flip, {"probability": float("nan")}, "probability must be in 0 .. 1, got nan"),
+        (Crop, {"padding": True}, "padding must be a positive integer, got True"),
+        (Crop, {"mode": ["zero"]}, "unknown crop mode ['zero']"),
+    ],
+)
+def test_values_of_the_wrong_kind(kind, options, message):
+    with pytest.raises(ValueError) as caught:
+        kind(**options)
+    assert message in str(caught.value)

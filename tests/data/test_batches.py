@@ -3,13 +3,17 @@
 import json
 import subprocess
 import sys
+import threading
 
+import grain
 import numpy as np
 import pytest
+from etils import epath
 
 from cumulant_jax.data import (
     DataConfig,
     augment,
+    batches,
     eval_batches,
     load,
     random_order,
@@ -160,6 +164,38 @@ def test_state_of_another_stream_is_refused(digits, change, name):
     state = train_iterator(digits, **(arguments | change)).get_state()
     with pytest.raises(ValueError, match=f"state: {name} is {change[name]}, but this iterator has"):
         train_iterator(digits, **arguments).set_state(state)
+
+
+@pytest.mark.parametrize("state", [None, [], 5, {}, {"step": None}, {"step": -1}, {"step": True}])
+def test_what_is_no_state_is_refused(digits, state):
+    iterator = train_iterator(digits, batch_size=16, seed=0)
+    if isinstance(state, dict):
+        state = {**iterator.get_state(), "step": ..., **state}
+    with pytest.raises(ValueError, match=r"state must be a dict from get_state\(\) with a step"):
+        iterator.set_state(state)
+    iterator.close()
+
+
+def test_grains_checkpoint_handler_restores_the_stream(digits, tmp_path, monkeypatch):
+    """It asks the stream to read ahead, before the first batch is asked for."""
+    read = threading.Event()
+    get = batches._TrainBatches.__getitem__
+
+    def noted(self, step):
+        read.set()
+        return get(self, step)
+
+    handler = grain.checkpoint.CheckpointHandler()
+    first, second = (train_iterator(digits, batch_size=16, seed=0) for _ in range(2))
+    next(first)
+    handler.save(epath.Path(tmp_path), first)
+    expected = next(first)
+    first.close()
+    monkeypatch.setattr(batches._TrainBatches, "__getitem__", noted)
+    restored = handler.restore(epath.Path(tmp_path), second)
+    assert read.wait(timeout=20)
+    np.testing.assert_array_equal(next(restored)["image"], expected["image"])
+    second.close()
 
 
 def test_state_of_another_augmentation_is_refused(digits):

@@ -117,6 +117,46 @@ def test_a_damaged_file_is_found_and_rebuilt(tmp_path, caplog, change):
     assert only_file(tmp_path).read_bytes() == whole
 
 
+def header(**changes):
+    """A change of a file's header: keys set, or left out where the value is `...`."""
+
+    def change(data):
+        fields = {**json.loads(data[:4096]), **changes}
+        fields = {key: value for key, value in fields.items() if value is not ...}
+        data[:4096] = json.dumps(fields).encode().ljust(4095) + b"\n"
+
+    return change
+
+
+def header_text(text):
+    def change(data):
+        data[:4096] = text.encode().ljust(4096)
+
+    return change
+
+
+HEADERS = {
+    **{text: header_text(text) for text in ("[]", "5", "null", '"text"', "{}", "NaN")},
+    "deep": header_text("[" * 4096),
+    "no-shape": header(shape=...),
+    "no-checksum": header(crc32=...),
+    "null-checksum": header(crc32=None),
+    **{
+        f"shape-{shape}": header(shape=shape)
+        for shape in (None, [], 3, {}, [2500], [2500, 5, 4], ["a"] * 4, [2500, 5, 4, None])
+    },
+    "shape-negative": header(shape=[-2500, 5, -4, 3]),
+    "shape-floats": header(shape=[2500.0, 5, 4, 3]),
+    "shape-huge": header(shape=[2**62, 5, 4, 3]),
+    "shape-zero": header(shape=[0, 5, 4, 3]),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_any_malformed_header_counts_as_damage(tmp_path, caplog, name):
+    test_a_damaged_file_is_found_and_rebuilt(tmp_path, caplog, HEADERS[name])
+
+
 def test_a_file_for_another_key_is_not_used(tmp_path):
     cache.open_or_create(Counting(seed=1), KEY, directory=tmp_path)
     other = cache.CacheKey("set", "1.0.0", "train", "abd")

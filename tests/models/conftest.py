@@ -1,5 +1,6 @@
 """What the tests of the models share: reference files and small models."""
 
+import contextlib
 import functools
 import json
 import pathlib
@@ -77,6 +78,21 @@ def from_timm(weights):
             ](value)
         ours[name] = value
     return ours
+
+
+@pytest.fixture(autouse=True)
+def fast_compilation():
+    """These programs run once: nearly all of their time is compilation."""
+    with jax_setting("jax_disable_most_optimizations", True):
+        yield
+
+
+@contextlib.contextmanager
+def jax_setting(name, value):
+    before = jax.config.read(name)
+    jax.config.update(name, value)
+    yield
+    jax.config.update(name, before)
 
 
 @pytest.fixture

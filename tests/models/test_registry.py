@@ -112,8 +112,24 @@ def test_resolved_options_create_the_same_model():
 def test_an_unknown_model_names_the_nearest():
     with pytest.raises(ValueError, match=r"unknown model 'vit_s17'; did you mean 'vit_s1[46]?'"):
         models.create("vit_s17", rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="unknown model"):
-        models.options("resnet50")
+    with pytest.raises(ValueError, match=r"unknown model 'xyz'; All names: .*list_models\(\)"):
+        models.options("xyz")
+
+
+@pytest.mark.parametrize("name", ["vit_s17", "resnet50", "xyz"])
+def test_an_unknown_model_is_told_in_a_short_line(name):
+    with pytest.raises(ValueError, match=r"cumulant_jax\.models\.list_models\(\)") as caught:
+        models.options(name)
+    assert len(str(caught.value)) < 120
+
+
+@pytest.mark.parametrize("name", [["vit_s16"], None, 3], ids=str)
+def test_a_model_name_is_a_text(name):
+    for call in (models.options, lambda name: models.create(name, rngs=nnx.Rngs(0))):
+        with pytest.raises(TypeError, match="name must be the name of a model"):
+            call(name)
+    with pytest.raises(TypeError, match="pattern must be a shell pattern"):
+        models.list_models(name)
 
 
 def test_an_unknown_option_names_the_nearest():
@@ -131,6 +147,21 @@ def test_an_unknown_attention_names_the_nearest():
 def test_rngs_must_be_rngs():
     with pytest.raises(TypeError, match=r"rngs must be an nnx\.Rngs.*got int"):
         models.create("vit_ti4", rngs=0)
+    for rngs in (nnx.Rngs(dropout=0), nnx.Rngs()):
+        with pytest.raises(TypeError, match="rngs must have a stream 'params' or a default one"):
+            models.create("vit_ti4", rngs=rngs)
+        with pytest.raises(TypeError, match="rngs must have a stream 'params' or a default one"):
+            models.ViT(models.ViTOptions(), rngs=rngs)
+
+
+def test_rngs_may_have_the_one_stream_that_is_used():
+    model = nnx.eval_shape(lambda: models.create("vit_nano16", rngs=nnx.Rngs(params=0)))
+    assert models.count_parameters(model) == count("vit_nano16")
+
+
+def test_a_module_wants_its_record():
+    with pytest.raises(TypeError, match="options must be a ViTOptions, got dict"):
+        models.ViT({"dim": 16}, rngs=nnx.Rngs(0))
 
 
 def test_dtypes_are_taken_in_any_form():

@@ -60,7 +60,7 @@ def test_float64_outputs_and_input_gradient(name, load_timm, set_params):
             return -chosen.mean(), {**inside, "logits": logits}
 
         x = to_nhwc(expected["x"], "float64")
-        (value, got), gradient = jax.value_and_grad(loss, has_aux=True)(x)
+        (value, got), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(x)
         assert got["logits"].dtype == jnp.float64
         for key in ("embed", "block_0", "block_1", "pre_logits", "logits"):
             np.testing.assert_allclose(
@@ -84,12 +84,26 @@ def test_oblong_images(size, load_timm, set_params):
     np.testing.assert_allclose(logits, expected[f"logits_{suffix}"], rtol=0, atol=2e-5)
 
 
-def test_the_references_tell_the_named_mistakes_apart(load_timm):
-    """A tanh GELU or another epsilon is far above the tolerance of the float64 test."""
-    _, expected = load_timm("timm_vit_a_token")
-    for mistake in ("gelu_tanh", "eps1e-5"):
-        wrong = expected[f"logits_if_{mistake}_f64"]
-        assert np.abs(wrong - expected["logits_f64"]).max() > 1e-6
+MISTAKES = ["eps1e-5", "gelu_tanh"]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_named_mistake_gives_the_reference_of_that_mistake(
+    mistake, load_timm, set_params, monkeypatch
+):
+    """timm with another epsilon, or a tanh GELU, is what we are with the same change."""
+    weights, expected = load_timm("timm_vit_a_token")
+    wrong = expected[f"logits_if_{mistake}_f64"]
+    exact = jax.nn.gelu
+    if mistake == "gelu_tanh":
+        monkeypatch.setattr(jax.nn, "gelu", lambda x, approximate: exact(x, approximate=True))
+    with jax.enable_x64(True):
+        eps = 1e-5 if mistake == "eps1e-5" else 1e-6
+        model = build(set_params, weights, dtype="float64", eps=eps)
+        got = model(to_nhwc(expected["x"], "float64"))
+    np.testing.assert_allclose(got, wrong, rtol=0, atol=1e-10)
+    # Far above the tolerance of the float64 test, which therefore sees these mistakes.
+    assert np.abs(np.asarray(got) - expected["logits_f64"]).max() > 1e-6
 
 
 def test_qkv_projection_with_its_key_bias(load_timm, set_params):

@@ -8,6 +8,15 @@ from flax import nnx
 from cumulant_jax.models import ViTOptions
 
 
+class Unhashable:
+    """A callable that cannot be part of a model's structure."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __call__(self, query, key, value):
+        return value
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -37,6 +46,7 @@ from cumulant_jax.models import ViTOptions
         ({"attention": "xca", "query_scale": 1.0}, "query_scale must be None"),
         ({"dtype": "int8"}, "dtype must be a floating dtype"),
         ({"param_dtype": "flot32"}, "param_dtype must be a floating dtype"),
+        ({"dtype": None}, "dtype must be a floating dtype such as .* got None"),
     ],
     ids=str,
 )
@@ -56,24 +66,38 @@ def test_impossible_values(options, message):
         ({"attention_options": {"scale": jnp.ones(3)}}, "attention option scale is a"),
         (
             {"attention": "cumulant3", "attention_options": {"reductoin": "sum"}},
-            "unknown attention option of cumulant3 'reductoin'; did you mean 'reduction'",
+            "unknown option of cumulant3 attention 'reductoin'; did you mean 'reduction'",
         ),
-        ({"attention": "cumulant3", "attention_options": {"order": 2}}, "of cumulant3 'order'"),
-        ({"attention": "tssa", "attention_options": {"reduction": "sum"}}, "of tssa 'reduction'"),
-        ({"attention": "tssa", "attention_options": {"temperature": 1.0}}, "of tssa 'temperature'"),
+        (
+            {"attention": "cumulant3", "attention_options": {"order": 2}},
+            "cumulant3 attention 'order'",
+        ),
+        (
+            {"attention": "tssa", "attention_options": {"reduction": "sum"}},
+            "of tssa attention 'reduction'",
+        ),
+        (
+            {"attention": "tssa", "attention_options": {"temperature": 1.0}},
+            "of tssa attention 'temper",
+        ),
+        ({"class_token": "no"}, "class_token must be True or False, got 'no'"),
+        ({"fc_norm": 0}, "fc_norm must be True or False, got 0"),
+        ({"remat": "no"}, "remat must be True or False, got 'no'"),
+        ({"remat": None}, "remat must be True or False, got None"),
+        ({"qkv_bias": "no"}, "qkv_bias must be True or False, got 'no'"),
+        ({"position": ["learned"]}, r"position must be one of learned, .*got \['learned'\]"),
+        ({"pool": ("token",)}, "pool must be one of mean, token, got"),
+        ({"qk_norm": ["layer"]}, r"qk_norm must be one of layer, rms, got \['layer'\]"),
+        ({"attention": [["softmax"]] * 12}, r"attention must be a name.*got \['softmax'\]"),
+        ({"attention": Unhashable()}, "attention must be a name, a function"),
+        ({"attention_options": 3}, "attention_options must be a mapping .*got 3"),
+        ({"attention_options": False}, "attention_options must be a mapping .*got False"),
+        ({"attention_options": [3] * 12}, "attention_options must be a mapping .*got 3"),
+        ({"attention_options": {1: 2}}, "attention_options must be a mapping .*got {1: 2}"),
+        ({"attention_options": {"scale": (1, [2])}}, "attention option scale is a tuple"),
+        ({"image_size": "32"}, "image_size must be an integer, got '32'"),
     ],
-    ids=[
-        "depth",
-        "dim",
-        "dropout",
-        "attention",
-        "module",
-        "array",
-        "typo",
-        "fixed",
-        "tssa",
-        "learned",
-    ],
+    ids=lambda value: " ".join(value) if isinstance(value, dict) else None,
 )
 def test_values_of_the_wrong_kind(options, message):
     with pytest.raises(TypeError, match=message):
@@ -98,6 +122,15 @@ def test_a_callable_with_open_options_takes_any():
 
     assert ViTOptions(attention=attention, attention_options={"anything": 1}).attention is attention
     assert ViTOptions(attention=jax.nn.dot_product_attention, attention_options={"scale": 0.5})
+
+
+def test_a_callable_with_named_options_takes_no_other():
+    def attention(query, key, value, *, factor=1.0):
+        return value * factor
+
+    assert ViTOptions(attention=attention, attention_options={"factor": 2.0})
+    with pytest.raises(TypeError, match="unknown option of attention attention 'facter'; did you"):
+        ViTOptions(attention=attention, attention_options={"facter": 2.0})
 
 
 def test_options_are_a_value():

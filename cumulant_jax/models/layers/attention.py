@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import Array
 
@@ -83,9 +84,26 @@ class _ProjectedAttention(nnx.Module):
         `rng` is needed in training with projection dropout.
         """
         split = jnp.split(self.qkv(x), self.projections, axis=-1)
-        heads_of = [part.reshape(*part.shape[:-1], self.heads, -1) for part in split]
-        merged = self.attend(*heads_of).reshape(x.shape)
-        return self.dropout(self.out(merged), deterministic=not train, rngs=rng)
+        # No -1 in the shape: it cannot be told where there are no examples.
+        shape = (*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
+        attended = self.attend(*(part.reshape(shape) for part in split))
+        _check_attended(attended, shape)
+        return self.dropout(self.out(attended.reshape(x.shape)), deterministic=not train, rngs=rng)
+
+
+def _check_attended(attended: Any, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless an attention function gave back what a layer can put together.
+
+    A wrong layout has the right number of entries, so reshaping would scramble it silently.
+    """
+    is_array = isinstance(attended, Array | np.ndarray)
+    if is_array and attended.shape == shape and jnp.issubdtype(attended.dtype, jnp.floating):
+        return
+    came = f"{attended.dtype} {attended.shape}" if is_array else type(attended).__name__
+    raise ValueError(
+        f"attention must return floats [batch, tokens, heads, dim / heads], here {shape} like its "
+        f"query, key and value; the function returned {came}"
+    )
 
 
 class QKVAttention(_ProjectedAttention):
@@ -213,7 +231,7 @@ def attention_kinds() -> list[str]:
     return [*KINDS, *OWN_PROJECTIONS]
 
 
-def attention_function(kind: AttentionKind) -> Callable[..., Array]:
+def layer_function(kind: AttentionKind) -> Callable[..., Array]:
     """The function that a kind's layer calls, which is the one that takes the layer's `options`."""
     if not isinstance(kind, str):
         return kind

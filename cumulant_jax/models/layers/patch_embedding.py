@@ -58,6 +58,7 @@ class PatchEmbedding(nnx.Module):
         patches = jnp.asarray(images, self.dtype).reshape(
             batch, grid[0], rows, grid[1], columns, channels
         )
-        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, grid[0] * grid[1], -1)
-        kernel = self.kernel[...].astype(self.dtype).reshape(patches.shape[-1], -1)
+        pixels = rows * columns * channels
+        patches = patches.transpose(0, 1, 3, 2, 4, 5).reshape(batch, grid[0] * grid[1], pixels)
+        kernel = self.kernel[...].astype(self.dtype).reshape(pixels, -1)
         return patches @ kernel + self.bias[...].astype(self.dtype)
