@@ -18,36 +18,51 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from cumulant_jax import analysis
+try:
+    from cumulant_jax import analysis
+except ModuleNotFoundError as error:
+    if __name__ != "__main__" or error.name != "matplotlib":
+        raise
+    needs = 'error: comparisons need Matplotlib: pip install "cumulant_jax[analysis]"'
+    print(needs, file=sys.stderr)
+    sys.exit(2)
 from cumulant_jax.analysis import Comparison, tables
-from cumulant_jax.training import ExperimentConfig, Interrupted, train
+from cumulant_jax.training import ExperimentConfig, Interrupted, NonFiniteError, train
 from experiments import cli
-from experiments.comparison_plan import Cell, parse_kinds, parse_seeds, plan
+from experiments.comparison_plan import Cell, build_each, claim, parse_kinds, parse_seeds, plan
 from experiments.comparison_view import Progress, View, make_view
+
+# Kind and seed of the runs that broke off, with the error's text.
+Failures = Mapping[tuple[str, int], str]
 
 DEFAULT_KINDS = "softmax,linear,cumulant2,cumulant3,tssa"
 
 
-def main(args: argparse.Namespace) -> None:
+def main(args: argparse.Namespace) -> int:
     """Trains what is missing and writes the reports.
+
+    Returns:
+      The exit code: 1 if a run broke off because a metric was not finite.
 
     Raises:
       Interrupted: a signal stopped it; what is finished is on disk and in the reports.
     """
     kinds, seeds = parse_kinds(args.kinds), parse_seeds(args.seeds)
     cells = plan(args.config, kinds, seeds, args.directory)
+    build_each(cells)
+    claim(args.directory, kinds, seeds)
     config = _shared_config(args.config, kinds, seeds)
 
-    def write(cells: Sequence[Cell]) -> Comparison:
-        comparison = _comparison(cells, config=config, command=args.command)
+    def write(cells: Sequence[Cell], failures: Failures) -> Comparison:
+        comparison = _comparison(cells, failures, config=config, command=args.command)
         write_reports(comparison, args.directory)
         return comparison
 
     try:
-        comparison = run(cells, write=write)
+        comparison, failures = run(cells, write=write)
     except Interrupted as stop:
         report = args.directory / "report.html"
         raise Interrupted(stop.signum, f"{stop}; the report so far: {report}") from None
@@ -55,15 +70,20 @@ def main(args: argparse.Namespace) -> None:
         # A terminal shows the live table already.
         print(f"\n{tables.to_markdown(analysis.summarize(comparison.results))}")
     print(f"Report: {args.directory / 'report.html'}")
+    for (kind, seed), error in failures.items():
+        print(f"error: {kind} seed {seed} failed: {error}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def run(
     cells: Sequence[Cell],
     *,
-    write: Callable[[Sequence[Cell]], Comparison],
+    write: Callable[[Sequence[Cell], Failures], Comparison],
     view: View | None = None,
-) -> Comparison:
+) -> tuple[Comparison, Failures]:
     """Trains the runs that are not finished, in order.
+
+    A run whose loss is not finite is left as failed, and the others go on.
 
     Args:
       cells: the runs.
@@ -71,23 +91,28 @@ def run(
       view: shows the progress; by default a live table on a terminal, plain lines elsewhere.
 
     Returns:
-      What `write` returned at the end.
+      What `write` returned at the end, and the runs that failed with their errors.
     """
     finished = {(c.kind, c.seed): r for c in cells if (r := c.result()) is not None}
     progress = Progress([(cell.kind, cell.seed) for cell in cells], finished)
-    comparison = write(cells)
+    comparison = write(cells, progress.failures)
     with _stop_on_signals(), view or make_view(progress) as view:
         for cell in cells:
             if (cell.kind, cell.seed) in finished:
                 continue
             view.begin((cell.kind, cell.seed))
-            train(cell.config, cell.run.path, reporter=view)
+            try:
+                train(cell.config, cell.run.path, reporter=view)
+            except NonFiniteError as error:
+                view.fail(error)
+                comparison = write(cells, progress.failures)
+                continue
             result = cell.result()
             if result is None:
                 raise RuntimeError(f"{cell.run.path} is not finished, though its training ended")
             view.end(result)
-            comparison = write(cells)
-    return comparison
+            comparison = write(cells, progress.failures)
+    return comparison, progress.failures
 
 
 @contextlib.contextmanager
@@ -110,7 +135,7 @@ def _stop_on_signals() -> Iterator[None]:
 
 
 def write_reports(comparison: Comparison, directory: Path) -> None:
-    """Writes results.csv, results.md, curves.png and report.html.
+    """Writes results.csv, results.md, curves.png and report.html (REPORTS in the plan).
 
     A reader, or a kill, never sees half of a file.
     """
@@ -130,10 +155,14 @@ def _replace(file: Path, text: str) -> None:
     os.replace(temporary, file)
 
 
-def _comparison(cells: Sequence[Cell], *, config: dict, command: str) -> Comparison:
+def _comparison(
+    cells: Sequence[Cell], failures: Failures, *, config: dict, command: str
+) -> Comparison:
     finished = [(cell, result) for cell in cells if (result := cell.result()) is not None]
+    names = ", ".join(f"{kind} seed {seed}" for kind, seed in failures)
+    failed = f" ({len(failures)} failed: {names})" if failures else ""
     return Comparison(
-        title=f"Attention kinds compared on {config['data']['name']}",
+        title=f"Attention kinds compared on {config['data']['name']}" + failed,
         results=[result for _, result in finished],
         curves=[cell.curve() for cell, _ in finished],
         config=config,

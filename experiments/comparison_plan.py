@@ -7,10 +7,13 @@ from pathlib import Path
 from cumulant_jax.analysis import Curve, RunResult
 from cumulant_jax.models import attention_kinds
 from cumulant_jax.naming import unknown_name
-from cumulant_jax.training import ExperimentConfig
+from cumulant_jax.training import ExperimentConfig, build
 from cumulant_jax.training.metrics_files import read_rows
-from cumulant_jax.training.run_directory import RunDirectory
+from cumulant_jax.training.run_directory import RunDirectory, write_json
 from cumulant_jax.training.summary import Summary
+
+# The files that a comparison writes beside its runs.
+REPORTS = ("results.csv", "results.md", "curves.png", "report.html")
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,41 @@ def plan(
     return cells
 
 
+def build_each(cells: Iterable[Cell]) -> None:
+    """Builds the experiment of every kind that is still to be trained; nothing is computed.
+
+    Raises:
+      ValueError: a kind cannot be trained with this config; the message names the run.
+      FileNotFoundError: the data set is not prepared.
+    """
+    unfinished = {cell.kind: cell for cell in cells if cell.result() is None}
+    for kind, cell in unfinished.items():
+        try:
+            build(cell.config)
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"--kinds: {kind} cannot be trained: {error}") from error
+
+
+def claim(directory: Path, kinds: Sequence[str], seeds: Sequence[int]) -> None:
+    """Marks a directory as a comparison's by comparison.json.
+
+    Raises:
+      ValueError: it holds files that the reports would overwrite, but no comparison.
+      NotADirectoryError: the path is a file.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise NotADirectoryError(f"--directory: {str(directory)!r} is a file.")
+    marker = directory / "comparison.json"
+    found = [name for name in REPORTS if (directory / name).exists()]
+    if found and not marker.is_file() and not any(directory.glob("*/seed-*/config.json")):
+        raise ValueError(
+            f"--directory: {str(directory)!r} holds {', '.join(found)}, but no comparison. "
+            "Move them away, or use another directory."
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(marker, {"kinds": list(kinds), "seeds": list(seeds)})
+
+
 def parse_kinds(text: str) -> list[str]:
     """Reads "softmax,cumulant3,linear+tssa": kinds, or kinds by layer joined by "+".
 
@@ -118,16 +156,25 @@ def parse_seeds(text: str) -> list[int]:
     """
     seeds = _split("--seeds", text)
     for seed in seeds:
-        if not seed.isdecimal():
+        # 20 digits are too many already; int() refuses thousands of them in its own words.
+        if not seed.isdecimal() or len(seed) > 20:
             raise ValueError(f"--seeds: got {seed!r}, expected whole numbers such as 0,1,2.")
-    return [int(seed) for seed in seeds]
+        if int(seed) >= 2**32:
+            raise ValueError(f"--seeds: got {seed}, expected numbers below 2**32.")
+    numbers = [int(seed) for seed in seeds]
+    _refuse_twice("--seeds", numbers)
+    return numbers
 
 
 def _split(flag: str, text: str) -> list[str]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts:
         raise ValueError(f"{flag}: got {text!r}, expected at least one, joined by commas.")
+    _refuse_twice(flag, parts)
+    return parts
+
+
+def _refuse_twice(flag: str, parts: Sequence[object]) -> None:
     twice = [part for part in dict.fromkeys(parts) if parts.count(part) > 1]
     if twice:
         raise ValueError(f"{flag}: {twice[0]} is there twice.")
-    return parts

@@ -32,11 +32,13 @@ class Progress:
     Attributes:
       cells: kind and seed of every planned run, in order.
       results: the finished runs.
+      failures: the runs that broke off, with the error's text.
       clock: the time in seconds, for tests to replace.
     """
 
     cells: Sequence[tuple[str, int]]
     results: dict[tuple[str, int], RunResult] = field(default_factory=dict)
+    failures: dict[tuple[str, int], str] = field(default_factory=dict)
     clock: Callable[[], float] = time.monotonic
     current: tuple[str, int] | None = None
     info: RunInfo | None = None
@@ -52,6 +54,12 @@ class Progress:
     def end(self, result: RunResult) -> None:
         """The current run is finished."""
         self.results[result.kind, result.seed] = result
+        self.current = self.info = None
+
+    def fail(self, error: Exception) -> None:
+        """The current run broke off."""
+        if self.current is not None:
+            self.failures[self.current] = str(error)
         self.current = self.info = None
 
     @property
@@ -81,7 +89,7 @@ class Progress:
             if (kind, seed) == self.current:
                 whole = pace if math.isfinite(pace) else means.get(kind, usual)
                 left += whole * (1 - self.fraction)
-            elif (kind, seed) not in self.results:
+            elif (kind, seed) not in (*self.results, *self.failures):
                 left += means.get(kind, usual)
         return left
 
@@ -108,6 +116,9 @@ class View(Protocol):
 
     def end(self, result: RunResult) -> None:
         """The run is finished."""
+
+    def fail(self, error: Exception) -> None:
+        """The run broke off; the comparison goes on."""
 
     def on_start(self, info: RunInfo) -> None:
         """The run is compiled and ready to train."""
@@ -139,6 +150,9 @@ class _Reporter:
 
     def end(self, result: RunResult) -> None:
         self.progress.end(result)
+
+    def fail(self, error: Exception) -> None:
+        self.progress.fail(error)
 
     def on_start(self, info: RunInfo) -> None:
         self.progress.info, self.progress.step = info, info.start_step
@@ -209,6 +223,12 @@ class PlainLines(_Reporter):
             f"{result.wall_seconds:.1f} s"
         )
 
+    def fail(self, error: Exception) -> None:
+        """Prints why the run broke off."""
+        where = self._where()
+        super().fail(error)
+        self._print(f"{where} failed: {error}")
+
     def _where(self) -> str:
         kind, seed = self.progress.current or ("", 0)
         return f"[{self.progress.number}/{len(self.progress.cells)}] {kind} seed {seed}"
@@ -243,7 +263,8 @@ class LiveTable(_Reporter):
     def renderable(self) -> Group:
         """Returns the table, the bar of the whole comparison and the time left."""
         progress = self.progress
-        done = len(progress.results) + progress.fraction * (progress.current is not None)
+        ended = len(progress.results) + len(progress.failures)
+        done = ended + progress.fraction * (progress.current is not None)
         left = progress.remaining_seconds()
         footer = Table.grid(padding=(0, 1))
         bar = ProgressBar(total=len(progress.cells), completed=done, width=40)
@@ -267,6 +288,9 @@ class LiveTable(_Reporter):
     def _now(self, kind: str) -> Text:
         progress = self.progress
         if progress.current is None or progress.current[0] != kind:
+            failed = [f"seed {seed}" for name, seed in progress.failures if name == kind]
+            if failed:
+                return Text(f"failed: {', '.join(failed)}", style="red")
             waiting = any(c[0] == kind and c not in progress.results for c in progress.cells)
             return Text("waiting" if waiting else "done", style="dim")
         if progress.info is None:

@@ -9,6 +9,7 @@ The result does not depend on the batch size: every example counts exactly once.
 
 import argparse
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -38,6 +39,9 @@ def main(args: argparse.Namespace) -> None:
         state = checkpoints.restore(step, experiment.shapes).state
     ema = args.parameters != "raw" and state.ema is not None
     scores = experiment.evaluate(experiment.eval_step(), state, batch_size=args.batch_size, ema=ema)
+    for name, value in scores.items():
+        if not math.isfinite(value):
+            raise ValueError(f"--checkpoint: that of step {step} gives {value} as {name}.")
     result = {
         "step": step,
         "parameters": "ema" if ema else "raw",
@@ -70,7 +74,8 @@ def _choose_step(choice: str, checkpoints: Checkpoints, run: RunDirectory) -> in
     if not steps:
         raise FileNotFoundError(f"--directory: the run in {str(run.path)!r} has no checkpoint yet.")
     named = {"best": checkpoints.best_step, "last": checkpoints.latest_step}
-    step = named.get(choice, int(choice) if choice.isdigit() else None)
+    # Looked up as texts: not all that Python calls digits makes an int.
+    step = named.get(choice, {str(step): step for step in steps}.get(choice))
     if step not in steps:
         raise ValueError(
             f"--checkpoint: got {choice!r}, expected 'best' (a checkpoint that was evaluated), "

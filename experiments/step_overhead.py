@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import statistics
 import tempfile
@@ -31,7 +32,8 @@ class Overhead:
 def measure_overhead(config: ExperimentConfig, *, steps: int, rounds: int) -> Overhead:
     """Times the bare step and the loop in turn, `steps` steps each, `rounds` times.
 
-    Evaluation and checkpoints happen once, at the end, outside the loop's own clock.
+    Evaluation and checkpoints happen once, at the end, outside the loop's own clock; the rows of
+    metrics are within.
     """
     config = dataclasses.replace(
         config,
@@ -42,7 +44,8 @@ def measure_overhead(config: ExperimentConfig, *, steps: int, rounds: int) -> Ov
     )
     experiment = build(config)
     step = experiment.compile_train_step()
-    batch = next(experiment.train_iterator())
+    with contextlib.closing(experiment.train_iterator()) as iterator:
+        batch = next(iterator)
     batch = jax.device_put(batch, batch_sharding(experiment.mesh))
     bare, loop = [], []
     for _ in range(rounds + 1):

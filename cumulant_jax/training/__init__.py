@@ -1,6 +1,6 @@
 """Training: configs, tasks, the step, the loop, checkpoints and run directories."""
 
-from cumulant_jax.training.checkpoint import Checkpoints
+from cumulant_jax.training.checkpoint import CheckpointError, Checkpoints
 from cumulant_jax.training.compilation_cache import enable_compilation_cache
 from cumulant_jax.training.config import (
     ExperimentConfig,
@@ -37,6 +37,7 @@ from cumulant_jax.training.tasks import TASKS, Task, create_task
 
 __all__ = [
     "TASKS",
+    "CheckpointError",
     "Checkpoints",
     "Duration",
     "Experiment",

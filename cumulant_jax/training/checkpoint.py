@@ -1,7 +1,9 @@
 """Checkpoints: state, data position and config together, written atomically in the background."""
 
+import contextlib
+import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -11,6 +13,10 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from cumulant_jax.training.state import TrainState
+
+
+class CheckpointError(OSError):
+    """A checkpoint cannot be read or written; the message says which and what to do."""
 
 
 class Restored(NamedTuple):
@@ -54,7 +60,11 @@ class Checkpoints:
           larger_is_better: whether the best has the largest metric.
           read_only: whether only to restore; then the remains of interrupted writes stay, as
             another process may be writing.
+
+        Raises:
+          CheckpointError: if the metrics of a checkpoint cannot be read.
         """
+        self._directory = directory
         self._metric = metric
         self._sign = 1.0 if larger_is_better else -1.0
         best = policies.BestN(
@@ -63,6 +73,9 @@ class Checkpoints:
         policy = policies.AnyPreservationPolicy([policies.LatestN(keep_last), best])
         if not read_only and jax.process_index() == 0:
             _remove_remains(directory)
+        # Orbax reads them all when it opens, and says nothing of where they are.
+        for step in self._steps_on_disk():
+            self._metrics(step)
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -88,23 +101,55 @@ class Checkpoints:
         trace: TracebackType | None,
     ) -> None:
         """Waits for what is being written."""
-        self._manager.close()
+        try:
+            with _write_errors(self._directory):
+                self._manager.close()
+        except CheckpointError:
+            # The error that ends the run is the one to see.
+            if error is None:
+                raise
 
     @property
     def latest_step(self) -> int | None:
         """The step of the latest checkpoint."""
-        return self._manager.latest_step()
+        return max(self.steps, default=None)
 
     @property
     def best_step(self) -> int | None:
         """The step of the checkpoint with the best metric; None if none has metrics."""
-        step = self._manager.best_step()
-        return step if step is not None and self._manager.metrics(step) else None
+        scores = {step: self._metrics(step) for step in self.steps}
+        scored = [step for step, metrics in scores.items() if self._metric in metrics]
+        return max(scored, key=lambda step: (self._score(scores[step]), step), default=None)
 
     @property
     def steps(self) -> list[int]:
-        """The steps of all checkpoints."""
-        return list(self._manager.all_steps())
+        """The steps of all checkpoints, in order; an empty directory is none."""
+        return [s for s in sorted(self._manager.all_steps()) if not _is_empty(self._path(s))]
+
+    def _path(self, step: int) -> Path:
+        return self._directory / str(step)
+
+    def _steps_on_disk(self) -> list[int]:
+        folders = [f for f in self._directory.glob("*") if f.name.isdecimal() and not _is_empty(f)]
+        return sorted(int(folder.name) for folder in folders)
+
+    def _metrics(self, step: int) -> dict[str, float]:
+        """Reads the metrics of a checkpoint; empty if it has none, or is still being written."""
+        file = self._path(step) / "metrics" / "metrics"
+        if not file.is_file():
+            return {}
+        try:
+            return dict(json.loads(file.read_text(encoding="utf-8")))
+        except (ValueError, TypeError) as error:
+            raise self._damaged(step, error) from error
+
+    def _damaged(self, step: int, error: Exception) -> CheckpointError:
+        before = [other for other in self._steps_on_disk() if other < step]
+        remedy = f"go on from step {before[-1]}" if before else "start from the beginning"
+        return CheckpointError(
+            f"the checkpoint {str(self._path(step))!r} cannot be read ({_first_line(error)}); "
+            f"delete that directory to {remedy}."
+        )
 
     def save(
         self,
@@ -134,7 +179,7 @@ class Checkpoints:
             config=ocp.args.JsonSave(dict(config)),  # type: ignore[call-arg]
             progress=ocp.args.JsonSave(dict(progress)),  # type: ignore[call-arg]
         )
-        with jax.transfer_guard("allow"):
+        with jax.transfer_guard("allow"), _write_errors(self._directory):
             self._manager.save(step, args=content, metrics=dict(metrics), force=True)
 
     def restore(self, step: int, abstract: TrainState) -> Restored:
@@ -143,20 +188,50 @@ class Checkpoints:
         Args:
           step: which one, of `steps`.
           abstract: shapes, types and shardings of the state, from `state_shapes`.
+
+        Raises:
+          CheckpointError: if it is damaged, naming it and what to delete.
         """
-        content: Any = self._manager.restore(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(abstract),  # type: ignore[call-arg]
-                data=ocp.args.JsonRestore(),
-                progress=ocp.args.JsonRestore(),
-            ),
+        items = ocp.args.Composite(
+            state=ocp.args.StandardRestore(abstract),  # type: ignore[call-arg]
+            data=ocp.args.JsonRestore(),
+            progress=ocp.args.JsonRestore(),
         )
+        # Whatever a damaged file makes Orbax and TensorStore raise: they document nothing.
+        try:
+            content: Any = self._manager.restore(step, args=items)
+            for name in ("state", "data", "progress"):
+                if content.get(name) is None:
+                    raise ValueError(f"{name} is missing")
+        except Exception as error:
+            raise self._damaged(step, error) from error
         return Restored(content.state, content.data, content.progress)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk."""
-        self._manager.wait_until_finished()
+        with _write_errors(self._directory):
+            self._manager.wait_until_finished()
+
+
+@contextlib.contextmanager
+def _write_errors(directory: Path) -> Iterator[None]:
+    """Turns what a failed write raises, at once or in the background, into one line."""
+    try:
+        yield
+    except Exception as error:
+        raise CheckpointError(
+            f"a checkpoint could not be written to {str(directory)!r} ({_first_line(error)}); the "
+            "checkpoints before it are whole. With space on the disk, the same command goes on."
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200]
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _remove_remains(directory: Path) -> None:
@@ -167,3 +242,6 @@ def _remove_remains(directory: Path) -> None:
     """
     for remains in directory.glob("*.orbax-checkpoint-tmp*"):
         shutil.rmtree(remains)
+    for folder in directory.glob("*"):
+        if folder.name.isdecimal() and _is_empty(folder):
+            folder.rmdir()

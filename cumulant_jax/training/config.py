@@ -20,6 +20,16 @@ from cumulant_jax.training.durations import Duration
 DTYPES = ("float32", "bfloat16")
 
 
+# Arguments of `cumulant_jax.models.create` that are set elsewhere.
+_OWN_PLACES = {
+    "attention": "use model.attention",
+    "dtype": "use model.dtype",
+    "num_classes": "it follows from data.name",
+    "channels": "it follows from data.name",
+    "image_size": "use data.image_size",
+}
+
+
 def _require(condition: bool, key: str, value: object, expected: str) -> None:
     if not condition:
         raise ValueError(f"config key {key}: got {value!r}, expected {expected}.")
@@ -51,7 +61,13 @@ class ModelConfig:
             if kind not in models.attention_kinds():
                 raise ValueError(unknown_name("attention kind", kind, models.attention_kinds()))
         for option in self.options:
+            if option in _OWN_PLACES:
+                raise ValueError(
+                    f"config key model.options.{option}: is not an option here; "
+                    f"{_OWN_PLACES[option]}."
+                )
             if option not in known_options:
+                known_options = [name for name in known_options if name not in _OWN_PLACES]
                 keys = [f"model.options.{name}" for name in known_options]
                 raise ValueError(unknown_name("config key", f"model.options.{option}", keys))
         if self.dtype not in DTYPES:
@@ -148,7 +164,8 @@ class ExperimentConfig:
       batch_size: examples per step, over all devices.
       total: the duration of the training.
       evaluate_every: between evaluations.
-      checkpoint_every: between checkpoints; each comes with an evaluation.
+      checkpoint_every: between checkpoints; each comes with an evaluation, and only these
+        evaluations compete for the best.
       log_every: between rows of training metrics.
       eval_batch_size: examples per evaluation batch; None is `batch_size`.
       gradient_accumulation: micro-batches that a batch is split into.

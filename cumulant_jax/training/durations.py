@@ -58,6 +58,8 @@ class Duration:
                 "'40 epochs', '1200 steps' or '300000 examples'."
             )
         value = float(match[1])
+        if not value < 2**53:
+            raise ValueError(f"{name}: got {text!r}, expected a number below 2**53.")
         if unit == "steps" and not value.is_integer():
             raise ValueError(f"{name}: got {text!r}, expected a whole number of steps.")
         return cls(value, unit)

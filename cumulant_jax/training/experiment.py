@@ -89,15 +89,23 @@ class Experiment:
             donate=donate,
         )
 
-    def compile_train_step(self) -> CompiledStep:
-        """Compiles the step, without running it."""
-        began = time.perf_counter()
+    def trace_train_step(self) -> Any:
+        """Traces the step: what is wrong with the model shows, and nothing is compiled."""
         sharding = batch_sharding(self.mesh)
         batch = {
             name: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
             for name, shape in self.task.batch_shapes(self.config.batch_size).items()
         }
-        compiled = self.train_step().lower(self.shapes, batch).compile()
+        return self.train_step().trace(self.shapes, batch)
+
+    def compile_train_step(self, traced: Any = None) -> CompiledStep:
+        """Compiles the step, without running it.
+
+        Args:
+          traced: from `trace_train_step`, to save doing it again.
+        """
+        began = time.perf_counter()
+        compiled = (traced or self.trace_train_step()).lower().compile()
         memory = compiled.memory_analysis()
         size = memory and (
             memory.argument_size_in_bytes

@@ -12,9 +12,9 @@ import jax
 from cumulant_jax.training.checkpoint import Checkpoints
 from cumulant_jax.training.config import ExperimentConfig
 from cumulant_jax.training.durations import Duration
-from cumulant_jax.training.experiment import Experiment, build
+from cumulant_jax.training.experiment import CompiledStep, Experiment, build
 from cumulant_jax.training.mesh import batch_sharding
-from cumulant_jax.training.meter import Meter
+from cumulant_jax.training.meter import Meter, require_finite, require_finite_parameters
 from cumulant_jax.training.metrics_files import MetricsFiles
 from cumulant_jax.training.prefetch import DevicePrefetch
 from cumulant_jax.training.progress import Reporter, default_reporter
@@ -35,12 +35,14 @@ def train(
     """Trains in a run directory, or goes on from its last checkpoint.
 
     The directory holds config.json, metrics.csv, metrics.jsonl, TensorBoard events, checkpoints
-    and, at the end, summary.json. A run that is complete is not touched: its summary is returned.
+    and, at the end, summary.json. A run that is complete is not touched: its summary is reported
+    and returned.
 
     Args:
       config: the experiment.
       directory: the run directory; made if it does not exist.
-      reporter: shows the progress; by default a bar on a terminal, else plain lines.
+      reporter: shows the progress; by default a bar on a terminal, else plain lines. If it has a
+        method `close`, that is called at the end, whatever happened.
       stop_after: the step (or a duration such as "2 epochs", from the start of the training) after
         which to save and return, for training in parts.
 
@@ -51,98 +53,173 @@ def train(
       ValueError: if the directory holds a run of another config (the message lists the differences)
         or the config names something that does not exist; nothing is written then.
       FileNotFoundError: if the data set is not prepared.
+      CheckpointError: if a checkpoint cannot be read or written.
       NonFiniteError: if a metric became NaN or infinite; no later state is saved.
       Interrupted: on SIGINT or SIGTERM, after the step was finished and saved.
     """
     run = RunDirectory(directory)
     run.check(config)
     done = run.summary()
-    if done is not None and done.completed:
-        return done
-    experiment = build(config)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(run.lock())
+        reporter = reporter or default_reporter()
+        stack.callback(getattr(reporter, "close", lambda: None))
+        if done is not None and done.completed:
+            reporter.on_finish(done)
+            return done
+        # All that can be wrong with the config shows before anything is written.
+        experiment = build(config)
+        last = _last_step(experiment, stop_after)
         stack.enter_context(jax.set_mesh(experiment.mesh))
-        if reporter is None:
-            reporter = stack.enter_context(contextlib.closing(default_reporter()))
+        traced = experiment.trace_train_step()
+        stack.enter_context(run.lock())
         run.write_config(config)
-        summary, signum = _run(experiment, run, reporter, stop_after)
+        stop = StopRequest()
+        summary = _run(experiment, run, reporter, last=last, traced=traced, stop=stop, outer=stack)
         run.write_summary(summary)
         reporter.on_finish(summary)
-    if signum is not None:
-        raise Interrupted(
-            signum,
-            f"stopped by {signal.Signals(signum).name} at step {summary.steps}, which is saved; "
-            "the same command goes on from there",
-        )
+    if stop.signum is not None:
+        raise Interrupted(stop.signum, _stop_message(stop.signum, summary))
     return summary
 
 
 def _run(
-    experiment: Experiment, run: RunDirectory, reporter: Reporter, stop_after: int | str | None
-) -> tuple[Summary, int | None]:
-    """Trains; returns the summary and the signal that stopped the run, if one did."""
-    config, task, plan = experiment.config, experiment.task, experiment.plan
+    experiment: Experiment,
+    run: RunDirectory,
+    reporter: Reporter,
+    *,
+    last: int,
+    traced: Any,
+    stop: StopRequest,
+    outer: contextlib.ExitStack,
+) -> Summary:
+    """Trains up to step `last` or a signal; what was trained is on disk when it returns."""
     began = time.perf_counter()
     with contextlib.ExitStack() as stack:
         checkpoints = stack.enter_context(_open_checkpoints(experiment, run))
         iterator = stack.enter_context(contextlib.closing(experiment.train_iterator()))
         state, record = _start_or_restore(experiment, checkpoints, iterator)
-        earlier_seconds = record.wall_seconds
-        step, last = int(state.step), _last_step(experiment, stop_after)
-        train_step, eval_step = experiment.compile_train_step(), experiment.eval_step()
-        reporter.on_start(run_info(experiment, train_step, start=step))
-
+        step = int(state.step)
+        train_step = experiment.compile_train_step(traced)
         files = stack.enter_context(MetricsFiles(run.path, columns(experiment), after_step=step))
         batches = DevicePrefetch(iterator, batch_sharding(experiment.mesh))
-        stop = stack.enter_context(StopRequest())
+        # Until the caller has written the summary: a signal must not cut the last writes short.
+        outer.enter_context(stop)
+        reporter.on_start(run_info(experiment, train_step, start=step))
         # Nothing moves between host and devices unasked. Entered once, not around every step:
         # a change of the guard costs the next call 0.1 ms.
         stack.enter_context(jax.transfer_guard("disallow"))
-        meter = Meter(batch_size=config.batch_size)
-        stopping = step >= last
-        while not stopping:
-            step += 1
-            state, values = train_step.call(state, next(batches))
-            meter.add(step, values)
-
-            due = plan.due(step)
-            stopping = step == last or stop.signum is not None
-            if not (due or stopping):
-                continue
-            means, seconds = meter.flush()
-            record.training_seconds += seconds
-            files.write(step, row(experiment, record, step, "train", means))
-            reporter.on_step_metrics(step, means)
-
-            scores = {}
-            if due.evaluate:
-                scores = experiment.evaluate(eval_step, state)
-                record.note_evaluation(
-                    step,
-                    scores,
-                    metric=task.main_metric,
-                    larger_is_better=task.larger_is_better,
-                )
-                files.write(step, row(experiment, record, step, "eval", scores))
-                reporter.on_evaluation(step, scores)
-                stopping = stopping or stop.signum is not None
-            if due.checkpoint or stopping:
-                files.flush()
-                record.wall_seconds = earlier_seconds + time.perf_counter() - began
-                checkpoints.save(
-                    step,
-                    state,
-                    data=batches.state,
-                    config=config.to_dict(),
-                    progress=dataclasses.asdict(record),
-                    metrics=scores,
-                )
-            meter.restart_clock()
+        loop = _Loop(
+            experiment=experiment,
+            reporter=reporter,
+            train_step=train_step,
+            checkpoints=checkpoints,
+            files=files,
+            batches=batches,
+            record=record,
+            began=began - record.wall_seconds,
+            step=step,
+            state=state,
+        )
+        loop.run(last, stop)
         checkpoints.wait()
-        signum = stop.signum
-    record.wall_seconds = earlier_seconds + time.perf_counter() - began
-    return summarize(experiment, train_step, record, step=step), signum
+    record.wall_seconds = time.perf_counter() - loop.began
+    return summarize(experiment, train_step, record, step=loop.step)
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Loop:
+    """A run between its first and its last step in this process."""
+
+    experiment: Experiment
+    reporter: Reporter
+    train_step: CompiledStep
+    checkpoints: Checkpoints
+    files: MetricsFiles
+    batches: DevicePrefetch
+    record: Record
+    began: float
+    step: int
+    state: TrainState
+
+    def __post_init__(self):
+        self._meter = Meter(batch_size=self.experiment.config.batch_size)
+        self._eval_step = self.experiment.eval_step()
+        self._saved = self._reported = self.step
+        # Of the current step; empty if it was not evaluated.
+        self._scores: dict[str, float] = {}
+
+    def run(self, last: int, stop: StopRequest) -> None:
+        """Trains up to step `last` or a signal, and saves the step it ends with."""
+        plan, call = self.experiment.plan, self.train_step.call
+        while self.step < last and stop.signum is None:
+            self.step += 1
+            self.state, values = call(self.state, next(self.batches))
+            self._meter.add(self.step, values)
+            self._scores = {}
+            due = plan.due(self.step)
+            if due:
+                self._report()
+            if due.evaluate:
+                self._evaluate()
+            if due.checkpoint:
+                self._save()
+            if due.evaluate or due.checkpoint:
+                self._meter.restart_clock()
+        # Asked once more after the loop: a signal may come at any moment of it.
+        if self._saved != self.step:
+            if self._reported != self.step:
+                self._report()
+            self._save()
+
+    def _report(self) -> None:
+        means, seconds = self._meter.flush()
+        self.record.training_seconds += seconds
+        self._reported = self.step
+        self.files.write(self.step, row(self.experiment, self.record, self.step, "train", means))
+        self.reporter.on_step_metrics(self.step, means)
+
+    def _evaluate(self) -> None:
+        # What was written and shown since the row belongs to the training, not to the evaluation.
+        self.record.training_seconds += self._meter.restart_clock()
+        scores = self.experiment.evaluate(self._eval_step, self.state)
+        require_finite(self.step, scores, prefix="eval/")
+        self._scores = self.record.final_metrics = scores
+        self.files.write(self.step, row(self.experiment, self.record, self.step, "eval", scores))
+        self.reporter.on_evaluation(self.step, scores)
+
+    def _save(self) -> None:
+        require_finite_parameters(self.step, self.state.params)
+        task = self.experiment.task
+        if self._scores:
+            self.record.note_saved(
+                self.step,
+                self._scores,
+                metric=task.main_metric,
+                larger_is_better=task.larger_is_better,
+            )
+        self.files.flush()
+        self.record.wall_seconds = time.perf_counter() - self.began
+        self.checkpoints.save(
+            self.step,
+            self.state,
+            data=self.batches.state,
+            config=self.experiment.config.to_dict(),
+            progress=dataclasses.asdict(self.record),
+            metrics=self._scores,
+        )
+        self._saved = self.step
+
+
+def _stop_message(signum: int, summary: Summary) -> str:
+    name = signal.Signals(signum).name
+    if not summary.steps:
+        return f"stopped by {name} before step 1; the same command starts again"
+    if summary.completed:
+        return f"stopped by {name} at step {summary.steps}, which is saved; the run is complete"
+    return (
+        f"stopped by {name} at step {summary.steps}, which is saved; "
+        "the same command goes on from there"
+    )
 
 
 def _open_checkpoints(experiment: Experiment, run: RunDirectory) -> Checkpoints:

@@ -30,11 +30,17 @@ def make_mesh(sizes: str = "data=-1", *, devices: Sequence[Any] | None = None) -
       devices: the devices to use, by default all of them.
 
     Raises:
+      NotImplementedError: if several processes take part.
       ValueError: for an unknown axis, or sizes whose product is not the number of devices.
 
     >>> make_mesh("data=-1").axis_names
     ('data',)
     """
+    if jax.process_count() > 1:
+        raise NotImplementedError(
+            f"training with {jax.process_count()} processes is not supported yet; start one "
+            "process, which uses all devices of its machine."
+        )
     devices = jax.devices() if devices is None else devices
     shape = _parse_sizes(sizes)
     if -1 in shape.values():

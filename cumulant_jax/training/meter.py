@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 # Steps that may be on their way to the device. Enough that it never waits for Python, few enough
 # that a stop or a failure is noticed soon.
@@ -26,11 +27,37 @@ class NonFiniteError(ArithmeticError):
     def __init__(self, step: int, metric: str, value: float):
         """Builds the message."""
         super().__init__(
-            f"training stopped: {metric} is {value} at step {step}; the last checkpoint is from "
-            "before. Try a lower optimizer.learning_rate, a longer warm-up or a smaller clip_norm."
+            f"training stopped: {metric} is {value} at step {step}; checkpoints hold only "
+            "steps before it. Try a lower optimizer.learning_rate, a longer warm-up or a smaller "
+            "clip_norm."
         )
         self.step = step
         self.metric = metric
+
+
+def require_finite(step: int, values: Mapping[str, float], *, prefix: str = "") -> None:
+    """Raises NonFiniteError for the first value that is NaN or infinite, under prefix + name.
+
+    >>> require_finite(1, {"loss": 0.5}, prefix="eval/")
+    """
+    # The loss first: where it is not finite, its gradient's norm is not either.
+    for name in sorted(values, key=lambda name: name != "loss"):
+        if not math.isfinite(values[name]):
+            raise NonFiniteError(step, f"{prefix}{name}", values[name])
+
+
+def require_finite_parameters(step: int, params: Any) -> None:
+    """Raises NonFiniteError if a parameter is NaN or infinite.
+
+    The metrics of a step are those of the parameters before it: they do not tell.
+    """
+    if not jax.device_get(_all_finite(params)):
+        raise NonFiniteError(step, "a parameter", math.nan)
+
+
+@jax.jit
+def _all_finite(tree: Any) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
 
 class Meter:
@@ -79,19 +106,18 @@ class Meter:
         self.restart_clock()
         return means, seconds
 
-    def restart_clock(self) -> None:
-        """Leaves out of the next row's time what was done since the last one."""
-        self._began = time.perf_counter()
+    def restart_clock(self) -> float:
+        """Leaves out of the next row's time what was done since the last one; returns that time."""
+        now = time.perf_counter()
+        seconds, self._began = now - self._began, now
+        return seconds
 
     def _fetch(self, count: int) -> None:
         chunk, self._pending = self._pending[:count], self._pending[count:]
         values: list[dict[str, Any]] = jax.device_get([metrics for _, metrics in chunk])
         for (step, _), metrics in zip(chunk, values, strict=True):
             self._last = {name: float(value) for name, value in metrics.items()}
-            # The loss first: where it is not finite, its gradient's norm is not either.
-            for name in sorted(self._last, key=lambda name: name != "loss"):
-                value = self._last[name]
-                if not math.isfinite(value):
-                    raise NonFiniteError(step, name, value)
+            require_finite(step, self._last)
+            for name, value in self._last.items():
                 self._sums[name] = self._sums.get(name, 0.0) + value
             self._count += 1

@@ -43,8 +43,9 @@ class MetricsFiles:
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Appends a row; it is in the files when this returns."""
         row = {"step": step, **values}
+        line = json.dumps(row, allow_nan=False)
         self._csv.writerow(row)
-        self._jsonl.write(json.dumps(row) + "\n")
+        self._jsonl.write(f"{line}\n")
         self._csv_file.flush()
         self._jsonl.flush()
         for name, value in values.items():
@@ -72,16 +73,35 @@ class MetricsFiles:
 
 
 def read_rows(file: Path) -> list[dict[str, float]]:
-    """Reads metrics.jsonl; a last line that a kill cut off is left out, as is a missing file."""
+    """Reads metrics.jsonl; a last line that a kill cut off is left out, as is a missing file.
+
+    Raises:
+      ValueError: if any other line is no row of metrics, naming it.
+    """
     if not file.is_file():
         return []
+    *lines, rest = file.read_bytes().split(b"\n")
     rows = []
-    for line in file.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    for number, line in enumerate(lines, start=1):
+        row = _parse(line)
+        if row is None:
+            raise ValueError(
+                f"{file}, line {number}: got {line[:60]!r}, expected a row of metrics such as "
+                '{"step": 50, …}. Correct or delete that line.'
+            )
+        rows.append(row)
+    # A whole row whose line break is missing counts.
+    row = _parse(rest)
+    return rows if row is None else [*rows, row]
+
+
+def _parse(line: bytes) -> dict[str, float] | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    is_row = isinstance(row, dict) and isinstance(row.get("step"), int)
+    return row if is_row else None
 
 
 def _replace_lines(file: Path, lines) -> None:

@@ -12,10 +12,11 @@ class Record:
     """The figures of a run that every checkpoint holds beside the state.
 
     Attributes:
-      training_seconds: time spent on steps, without evaluations and checkpoints.
+      training_seconds: time spent on steps and their logging, not on evaluations and checkpoints.
       wall_seconds: time from start to end, summed over restarts.
       final_metrics: the latest evaluation.
-      best_metrics: the best evaluation by the task's main metric.
+      best_metrics: the best evaluation by the task's main metric, among those whose step was
+        saved: it is the evaluation of the best checkpoint.
       best_step: its step.
     """
 
@@ -25,19 +26,18 @@ class Record:
     best_metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     best_step: int | None = None
 
-    def note_evaluation(
+    def note_saved(
         self, step: int, scores: dict[str, float], *, metric: str, larger_is_better: bool
     ) -> None:
-        """Takes an evaluation; of equally good ones the latest is the best, as for checkpoints.
+        """Takes the evaluation of a checkpoint; of equally good ones the latest is the best.
 
         >>> record = Record()
         >>> for step, loss in enumerate([0.5, 0.2, 0.4]):
-        ...     record.note_evaluation(step, {"loss": loss}, metric="loss", larger_is_better=False)
-        >>> record.best_step, record.best_metrics, record.final_metrics
-        (1, {'loss': 0.2}, {'loss': 0.4})
+        ...     record.note_saved(step, {"loss": loss}, metric="loss", larger_is_better=False)
+        >>> record.best_step, record.best_metrics
+        (1, {'loss': 0.2})
         """
         sign = 1 if larger_is_better else -1
-        self.final_metrics = scores
         if not self.best_metrics or sign * scores[metric] >= sign * self.best_metrics[metric]:
             self.best_metrics, self.best_step = scores, step
 

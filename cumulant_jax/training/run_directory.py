@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,10 @@ try:
     import fcntl
 except ImportError:  # Windows: runs work, but nothing keeps two apart.
     fcntl = None
+
+
+# What a run writes besides its config, and must not overwrite of another's.
+_OUTPUTS = ("checkpoints", "metrics.csv", "metrics.jsonl", "summary.json", "tensorboard")
 
 
 class RunDirectory:
@@ -41,18 +45,26 @@ class RunDirectory:
         file = self.path / "config.json"
         if not file.is_file():
             raise FileNotFoundError(f"--directory: there is no run in {str(self.path)!r}.")
-        return ExperimentConfig.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        remedy = "Restore it, or use another directory."
+        return _read(file, ExperimentConfig.from_dict, remedy=remedy)
 
     def check(self, config: ExperimentConfig) -> None:
         """Makes sure that the directory is new or holds a run of this config; changes nothing.
 
         Raises:
-          ValueError: if it holds a run of another config, listing the differences.
+          ValueError: if it holds a run of another config, listing the differences, or files
+            that a run would overwrite, but no config.json that says what they belong to.
           NotADirectoryError: if the path is a file.
         """
         if self.path.exists() and not self.path.is_dir():
             raise NotADirectoryError(f"directory: {str(self.path)!r} is a file.")
         if not (self.path / "config.json").is_file():
+            found = [name for name in _OUTPUTS if (self.path / name).exists()]
+            if found:
+                raise ValueError(
+                    f"directory: {str(self.path)!r} holds {', '.join(found)} but no config.json "
+                    "that says what they belong to. Restore it, or use another directory."
+                )
             return
         changes = difference(self.config(), config)
         if changes:
@@ -66,7 +78,8 @@ class RunDirectory:
         file = self.path / "summary.json"
         if not file.is_file():
             return None
-        return Summary.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        remedy = "Delete it and train again: that goes on from the last checkpoint."
+        return _read(file, Summary.from_dict, remedy=remedy)
 
     def write_config(self, config: ExperimentConfig) -> None:
         """Writes config.json unless it is there."""
@@ -99,5 +112,14 @@ class RunDirectory:
 def write_json(file: Path, content: Mapping[str, Any]) -> None:
     """Writes a JSON file so that a reader, or a kill, never sees half of it."""
     temporary = file.with_name(f".{file.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    text = json.dumps(content, indent=2, allow_nan=False)
+    temporary.write_text(f"{text}\n", encoding="utf-8")
     os.replace(temporary, file)
+
+
+def _read[T](file: Path, build: Callable[[Any], T], *, remedy: str) -> T:
+    """Builds an object from a JSON file; what is wrong with the file is one line that names it."""
+    try:
+        return build(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{file} cannot be used: {error} {remedy}") from error

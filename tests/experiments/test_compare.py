@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from cumulant_jax import training
-from cumulant_jax.training import Interrupted, Summary
+from cumulant_jax.training import Interrupted, NonFiniteError, Summary
 from cumulant_jax.training.run_directory import RunDirectory
 from experiments import compare
 from experiments.comparison_plan import parse_kinds, parse_seeds
@@ -226,6 +228,9 @@ def test_a_changed_config_is_refused_before_anything_runs(tmp_path, monkeypatch,
         ({"kinds": ","}, "--kinds: got ',', expected at least one"),
         ({"kinds": "tssa,tssa"}, "--kinds: tssa is there twice"),
         ({"seeds": "0,x"}, "--seeds: got 'x', expected whole numbers"),
+        ({"seeds": "1,01"}, "--seeds: 1 is there twice"),
+        ({"seeds": "4294967296"}, "--seeds: got 4294967296, expected"),
+        ({"kinds": "softmax,linear+tssa"}, "--kinds: linear+tssa cannot be trained"),
         ({"seeds": "-1"}, "--seeds: got '-1', expected whole numbers"),
     ],
 )
@@ -284,3 +289,42 @@ def test_a_report_exists_before_the_first_run_ends(tmp_path, monkeypatch):
 def test_kinds_and_seeds_are_read_in_order():
     assert parse_kinds(" tssa,softmax+linear ,cumulant4") == ["tssa", "softmax+linear", "cumulant4"]
     assert parse_seeds("3, 0") == [3, 0]
+
+
+def test_a_run_that_fails_is_shown_and_the_others_go_on(tmp_path, monkeypatch, capsys):
+    def fails(config, path, *, reporter):
+        if config.model.attention == "softmax":
+            raise NonFiniteError(7, "loss", float("nan"))
+        return pretend(config, path, reporter=reporter)
+
+    monkeypatch.setattr(compare, "train", fails)
+    assert run(tmp_path, seeds="0") == 1
+    out, errors = capsys.readouterr()
+    assert "[1/2] softmax seed 0 failed: training stopped: loss is nan at step 7" in out
+    assert errors.startswith("error: softmax seed 0 failed: training stopped")
+    assert errors.count("\n") == 1
+    assert [row["kind"] for row in read_csv(tmp_path)] == ["linear"]
+    for name in ("results.md", "report.html"):
+        assert "1 failed: softmax seed 0" in (tmp_path / name).read_text()
+
+
+@pytest.mark.parametrize("name", ["results.csv", "results.md", "curves.png", "report.html"])
+def test_files_of_nobody_are_not_overwritten(tmp_path, capsys, name):
+    (tmp_path / name).write_text("mine")
+    assert run(tmp_path, kinds="softmax") == 2
+    assert f"holds {name}, but no comparison" in capsys.readouterr().err
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "mine"
+
+
+def test_without_matplotlib_it_says_what_to_install(tmp_path):
+    code = (
+        "import runpy, sys; sys.modules['matplotlib'] = None;"
+        "runpy.run_module('experiments.compare', run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=CONFIG.parents[1], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert 'pip install "cumulant_jax[analysis]"' in done.stderr

@@ -89,6 +89,8 @@ def test_raw_parameters_are_others_than_the_average(directory, tmp_path, capfd):
         (["--directory", "{tmp}/none"], "there is no run in"),
         (["--directory", "{run}", "--checkpoint", "5"], "one of the steps 4, 8, 12"),
         (["--directory", "{run}", "--checkpoint", "bst"], "expected 'best'"),
+        (["--directory", "{run}", "--checkpoint", "²"], "--checkpoint: got '²'"),
+        (["--directory", "{run}", "--checkpoint", "9" * 5000], "--checkpoint: got '99"),
         (["--directory", "{run}", "--batch-size", "0"], "expected at least 1"),
         (["--directory", "{run}", "--batch-size", "x"], "invalid int value: 'x'"),
         (["--directory", "{run}", "--parameters", "avg"], "invalid choice: 'avg'"),
@@ -96,7 +98,7 @@ def test_raw_parameters_are_others_than_the_average(directory, tmp_path, capfd):
         (["--directory", "{run}", "--config.seed=3"], "takes its config from --directory"),
         ([], "required: --directory"),
     ],
-    ids=lambda value: "" if isinstance(value, str) else " ".join(value),
+    ids=lambda value: "" if isinstance(value, str) else " ".join(value)[:60],
 )
 def test_a_mistake_is_one_line_on_standard_error(directory, tmp_path, capfd, arguments, message):
     words = [w.replace("{tmp}", str(tmp_path)).replace("{run}", str(directory)) for w in arguments]

@@ -43,6 +43,9 @@ def test_training_in_two_parts_from_the_command_line(tmp_path, capfd):
     output, errors = capfd.readouterr()
     assert "resuming at step 4" in output
     assert errors == ""
+    # A finished run says so again.
+    assert run(*command, "--directory", tmp_path) == 0
+    assert capfd.readouterr().out.startswith("finished at step 6 after")
     # The same directory with another config is refused.
     assert run(*command, "--config.seed=4", "--directory", tmp_path) == 2
     assert "seed: 3 → 4" in capfd.readouterr().err

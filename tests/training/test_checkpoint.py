@@ -1,8 +1,10 @@
+import shutil
+
 import jax
 import numpy as np
 import pytest
 
-from cumulant_jax.training import Checkpoints, build
+from cumulant_jax.training import CheckpointError, Checkpoints, build
 from cumulant_jax.training.mesh import batch_sharding, to_devices
 
 
@@ -92,3 +94,66 @@ def test_remains_of_an_interrupted_write_are_removed_and_never_restored(experime
     with Checkpoints(tmp_path) as checkpoints:
         assert checkpoints.steps == [3]
         assert not half.exists()
+
+
+def cut(path):
+    for file in [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]:
+        file.write_bytes(file.read_bytes()[:5])
+
+
+@pytest.mark.parametrize(
+    ("damage", "item"),
+    [
+        *((cut, item) for item in ("state", "data/metadata", "progress/metadata")),
+        *((cut, item) for item in ("metrics/metrics",)),
+        *((shutil.rmtree, item) for item in ("state", "data", "progress")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_damaged_checkpoint_is_named_with_what_to_do(experiment, tmp_path, damage, item):
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (3, 7):
+            save(checkpoints, step, experiment.create_state(), 0.5)
+    damage(tmp_path / "7" / item)
+
+    def restore():
+        with Checkpoints(tmp_path) as checkpoints:
+            checkpoints.restore(7, experiment.shapes)
+
+    with pytest.raises(CheckpointError, match=r"/7' cannot be read .* from step 3\.$") as caught:
+        restore()
+    assert "\n" not in str(caught.value)
+    shutil.rmtree(tmp_path / "7")
+    with Checkpoints(tmp_path) as checkpoints:
+        assert checkpoints.latest_step == 3
+
+
+def test_an_empty_directory_is_no_checkpoint(experiment, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        save(checkpoints, 3, experiment.create_state(), 0.5)
+    (tmp_path / "7").mkdir()
+    for read_only in (True, False):
+        with Checkpoints(tmp_path, read_only=read_only) as checkpoints:
+            assert (checkpoints.steps, checkpoints.latest_step) == ([3], 3)
+            assert checkpoints.best_step == 3
+    with Checkpoints(tmp_path) as checkpoints:
+        save(checkpoints, 7, experiment.create_state(), 0.6)
+        checkpoints.wait()
+        assert checkpoints.steps == [3, 7]
+
+
+@pytest.mark.parametrize("method", ["save", "wait_until_finished"])
+def test_a_full_disk_is_one_line(experiment, tmp_path, monkeypatch, method):
+    def full(*args, **kwargs):
+        raise ValueError("RESOURCE_EXHAUSTED: No space left on device\nat some source line")
+
+    def write(checkpoints):
+        save(checkpoints, 3, experiment.create_state())
+        checkpoints.wait()
+
+    with Checkpoints(tmp_path) as checkpoints:
+        monkeypatch.setattr(checkpoints._manager, method, full)
+        with pytest.raises(CheckpointError, match=r"written to .*No space left on dev") as caught:
+            write(checkpoints)
+        monkeypatch.undo()
+    assert "\n" not in str(caught.value)

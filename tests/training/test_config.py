@@ -76,3 +76,18 @@ def test_difference_lists_each_changed_key():
         "model.options.depth: (absent) → 2",
     ]
     assert difference(old, old) == []
+
+
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [
+        ("attention", "use model.attention"),
+        ("dtype", "use model.dtype"),
+        ("image_size", "use data.image_size"),
+        ("num_classes", "data.name"),
+        ("channels", "data.name"),
+    ],
+)
+def test_an_option_that_has_its_own_place_is_refused(option, place):
+    with pytest.raises(ValueError, match=rf"model\.options\.{option}: .*{place}"):
+        ExperimentConfig().replace(model__options={option: "linear"})

@@ -48,3 +48,8 @@ def test_epochs_are_exact_where_batches_cross_them():
 def test_wrong_durations_name_what_they_are_for(text, error):
     with pytest.raises(error, match=r"^total: got .*expected"):
         Duration.parse(text, name="total")
+
+
+def test_a_number_that_no_training_can_reach_is_refused():
+    with pytest.raises(ValueError, match=r"total: got '1e400 epochs', expected a number below"):
+        Duration.parse("1e400 epochs", name="total")

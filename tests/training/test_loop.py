@@ -2,6 +2,7 @@ import io
 import json
 import os
 import signal
+import time
 
 import jax
 import numpy as np
@@ -20,7 +21,10 @@ from cumulant_jax.training import (
     read_rows,
     train,
 )
+from cumulant_jax.training.experiment import Experiment
 from cumulant_jax.training.mesh import batch_sharding, to_devices
+from cumulant_jax.training.meter import Meter
+from cumulant_jax.training.tasks.classification import ClassificationTask
 
 MIXING = MixingConfig(mixup=0.4, cutmix=1.0, label_smoothing=0.1)
 TIMES = ("training_seconds", "train/examples_per_second")
@@ -121,6 +125,7 @@ def test_a_finished_run_is_returned_as_it_is(tiny, tmp_path):
     recorder = Recorder()
     assert train(config, tmp_path, reporter=recorder) == first
     assert recorder.infos == []
+    assert recorder.summaries == [first]
 
 
 def test_a_changed_config_is_refused_and_nothing_is_written(tiny, tmp_path):
@@ -150,7 +155,9 @@ def test_a_config_that_cannot_be_trained_makes_no_directory(tiny, tmp_path, chan
     assert not directory.exists()
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tiny, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_never_saved(tiny, tmp_path, monkeypatch):
+    # What an evaluation finds has a test of its own.
+    monkeypatch.setattr(Experiment, "evaluate", lambda *args: {"loss": 1.0, "accuracy": 0.5})
     config = tiny(
         optimizer__learning_rate=1e37,
         optimizer__warmup=0,
@@ -205,10 +212,14 @@ def test_epochs_and_examples_become_steps(tiny, tmp_path):
 
 
 class Signals(SilentReporter):
-    """Sends this process a signal when a step is reported."""
+    """Sends this process a signal when a step is reported; "start" is before the first."""
 
     def __init__(self, *, step, part):
         self.when = (part, step)
+
+    def on_start(self, info):
+        if self.when == ("start", info.start_step):
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def on_step_metrics(self, step, metrics):
         if self.when == ("train", step):
@@ -221,7 +232,7 @@ class Signals(SilentReporter):
 
 @pytest.mark.parametrize(
     ("part", "step", "saved"),
-    [("train", 2, 3), ("eval", 5, 5), ("train", 5, 5), ("eval", 12, 12)],
+    [("train", 2, 2), ("eval", 5, 5), ("train", 5, 5), ("eval", 12, 12)],
 )
 def test_a_signal_at_any_moment_is_saved_where_it_says(tiny, tmp_path, part, step, saved):
     config = tiny(evaluate_every="5 steps", log_every="2 steps", checkpoint_every=0)
@@ -233,6 +244,131 @@ def test_a_signal_at_any_moment_is_saved_where_it_says(tiny, tmp_path, part, ste
     restored = final(config, tmp_path)
     assert int(restored.state.step) == restored.data["step"] == saved
     assert train(config, tmp_path, reporter=SilentReporter()).completed
+
+
+def test_a_signal_before_the_first_step_does_not_claim_a_saved_step(tiny, tmp_path):
+    with pytest.raises(Interrupted, match=r"before step 1; the same command starts") as caught:
+        train(tiny(), tmp_path, reporter=Signals(step=0, part="start"))
+    assert "saved" not in str(caught.value)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert train(tiny(), tmp_path, reporter=SilentReporter()).completed
+
+
+def test_a_signal_before_the_first_step_after_a_restart_names_the_saved_one(tiny, tmp_path):
+    train(tiny(), tmp_path, reporter=SilentReporter(), stop_after=4)
+    with pytest.raises(Interrupted, match="at step 4, which is saved"):
+        train(tiny(), tmp_path, reporter=Signals(step=4, part="start"))
+
+
+@pytest.mark.parametrize("moment", ["evaluation", "after the last look", "save", "wait", "summary"])
+def test_a_signal_outside_the_steps_is_saved_too(tiny, tmp_path, monkeypatch, moment):
+    config = tiny(evaluate_every="3 steps", checkpoint_every=0, total="6 steps")
+    owner, name = {
+        "evaluation": (Experiment, "evaluate"),
+        "after the last look": (Meter, "restart_clock"),
+        "save": (Checkpoints, "save"),
+        "wait": (Checkpoints, "wait"),
+        "summary": (RunDirectory, "write_summary"),
+    }[moment]
+    original, calls = getattr(owner, name), []
+
+    def signalled(*args, **kwargs):
+        result = original(*args, **kwargs)
+        if not calls:
+            calls.append(1)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr(owner, name, signalled)
+    saved = 3 if moment in ("evaluation", "after the last look") else 6
+    with pytest.raises(Interrupted, match=f"at step {saved}, which is saved"):
+        train(config, tmp_path, reporter=SilentReporter())
+    assert int(final(config, tmp_path).state.step) == saved
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == saved
+
+
+def test_an_evaluation_that_is_not_finite_is_neither_written_nor_saved(tiny, tmp_path):
+    # The only step's own metrics are fine: they are those of the parameters before it.
+    config = tiny(optimizer__learning_rate=1e38, optimizer__warmup=0, total="1 steps")
+    with pytest.raises(NonFiniteError, match=r"eval/loss is (nan|inf) at step 1"):
+        train(config, tmp_path, reporter=SilentReporter())
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert not (tmp_path / "summary.json").exists()
+    assert [list(row) for row in read_rows(tmp_path / "metrics.jsonl") if "eval/loss" in row] == []
+
+
+def test_parameters_that_are_not_finite_are_not_saved_without_an_evaluation_either(tiny, tmp_path):
+    config = tiny(optimizer__learning_rate=3e38, optimizer__weight_decay=10.0, optimizer__warmup=0)
+    with pytest.raises(NonFiniteError, match="parameter is nan at step 1"):
+        train(config, tmp_path, reporter=SilentReporter(), stop_after=1)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+class Breaks(SilentReporter):
+    """Fails at a row, and notes what is closed."""
+
+    def __init__(self):
+        self.closed = []
+
+    def on_step_metrics(self, step, metrics):
+        raise RuntimeError("no")
+
+    def close(self):
+        self.closed.append("reporter")
+
+
+def test_an_error_closes_the_reporter_and_the_iterator(tiny, tmp_path, monkeypatch):
+    reporter, original = Breaks(), Experiment.train_iterator
+
+    def watched(self):
+        iterator = original(self)
+        close = iterator.close
+        iterator.close = lambda: (reporter.closed.append("iterator"), close())
+        return iterator
+
+    monkeypatch.setattr(Experiment, "train_iterator", watched)
+    with pytest.raises(RuntimeError, match="no"):
+        train(tiny(), tmp_path, reporter=reporter)
+    assert reporter.closed[:2] == ["iterator", "reporter"]
+
+
+def test_what_a_row_costs_is_training_time_and_what_an_evaluation_costs_is_not(tiny, tmp_path):
+    class Slow(SilentReporter):
+        def on_step_metrics(self, step, metrics):
+            time.sleep(0.25)
+
+        def on_evaluation(self, step, metrics):
+            time.sleep(1.5)
+
+    config = tiny(log_every="1 steps", evaluate_every="2 steps", checkpoint_every=0)
+    config = config.replace(total="4 steps", optimizer__warmup=0)
+    summary = train(config, tmp_path, reporter=Slow())
+    assert 1 <= summary.step_time_ms * 4 / 1e3 < 3
+
+
+def test_the_best_evaluation_is_that_of_the_best_checkpoint(tiny, tmp_path, monkeypatch):
+    accuracies = iter([0.9, 0.5, 0.8, 0.4])
+    monkeypatch.setattr(
+        Experiment, "evaluate", lambda *args: {"loss": 1.0, "accuracy": next(accuracies)}
+    )
+    config = tiny(evaluate_every="3 steps", checkpoint_every="6 steps")
+    summary = train(config, tmp_path, reporter=SilentReporter())
+    with Checkpoints(tmp_path / "checkpoints", read_only=True) as checkpoints:
+        assert checkpoints.best_step == summary.best_step == 6
+    assert (summary.best_metrics["accuracy"], summary.final_metrics["accuracy"]) == (0.5, 0.4)
+
+
+def test_a_wrong_stop_after_or_model_makes_no_directory(tiny, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="stop_after: got 'soon'"):
+        train(tiny(), tmp_path / "run", stop_after="soon")
+
+    def wrong(self, *args, **kwargs):
+        raise ValueError("found while tracing")
+
+    monkeypatch.setattr(ClassificationTask, "loss", wrong)
+    with pytest.raises(ValueError, match="found while tracing"):
+        train(tiny(), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_terminal_is_given_back_when_training_fails(tiny, tmp_path, monkeypatch):

@@ -55,3 +55,9 @@ def test_batches_are_copied_to_the_devices():
     assert placed["image"].sharding == batch_sharding(mesh)
     assert placed["image"].dtype == np.uint8
     np.testing.assert_array_equal(placed["image"], batch["image"])
+
+
+def test_several_processes_are_refused(monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(NotImplementedError, match="2 processes is not supported yet"):
+        make_mesh()

@@ -2,6 +2,7 @@ import csv
 import json
 import struct
 
+import pytest
 from tensorboardX.proto.event_pb2 import Event
 
 from cumulant_jax.training import read_rows
@@ -70,3 +71,31 @@ def test_a_run_that_lost_everything_starts_with_empty_files(tmp_path):
             files.write(1, {"train/loss": 1.0})
     assert read_rows(tmp_path / "metrics.jsonl") == [{"step": 1, "train/loss": 1.0}]
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 1, "train/loss": 1.0}
+
+
+@pytest.mark.parametrize("bad", ['{"step": 2, "a', "3", '{"loss": 1}', "", "\xff"])
+def test_a_bad_line_is_named_and_later_rows_are_kept(tmp_path, bad):
+    file = tmp_path / "metrics.jsonl"
+    content = f'{{"step": 1}}\n{bad}\n{{"step": 3}}\n'.encode("latin-1")
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 2: got"):
+        MetricsFiles(tmp_path, COLUMNS, after_step=3)
+    assert file.read_bytes() == content
+
+
+def test_only_a_cut_last_line_is_left_out(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"step": 1}\n{"step": 2')
+    assert read_rows(file) == [{"step": 1}]
+    file.write_text('{"step": 1}\n{"step": 2}')
+    assert read_rows(file) == [{"step": 1}, {"step": 2}]
+
+
+def test_what_json_does_not_know_is_not_written(tmp_path):
+    with (
+        MetricsFiles(tmp_path, COLUMNS, after_step=0) as files,
+        pytest.raises(ValueError, match="not JSON compliant"),
+    ):
+        files.write(1, {"train/loss": float("nan")})
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+    assert csv_rows(tmp_path) == []

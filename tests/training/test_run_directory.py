@@ -69,3 +69,37 @@ def test_what_is_no_run_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="is a file"):
         RunDirectory(tmp_path / "file").check(None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["metrics.csv", "metrics.jsonl", "summary.json"])
+def test_files_of_nobody_are_not_overwritten(tiny, tmp_path, name):
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(ValueError, match=f"holds {name} but no config.json"):
+        RunDirectory(tmp_path).check(tiny())
+
+
+def test_checkpoints_without_a_config_are_refused(tiny, tmp_path):
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    with pytest.raises(ValueError, match="holds checkpoints but no config"):
+        RunDirectory(tmp_path).check(tiny())
+
+
+BROKEN = (b"{", b"[1]", b"\xff\xfe", b'{"stepps": 3}', b'"text"')
+
+
+@pytest.mark.parametrize("content", BROKEN)
+@pytest.mark.parametrize("name", ["config", "summary"])
+def test_a_broken_file_is_named_in_one_line(tmp_path, name, content):
+    (tmp_path / f"{name}.json").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{name}\.json cannot be used: ") as caught:
+        getattr(RunDirectory(tmp_path), name)()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "change", [{"steps": "3"}, {"completed": 1}, {"final_metrics": {"a": "b"}}]
+)
+def test_a_summary_of_wrong_types_is_refused(tmp_path, change):
+    (tmp_path / "summary.json").write_text(json.dumps({**SUMMARY.to_dict(), **change}))
+    with pytest.raises(ValueError, match=f"{next(iter(change))}: got"):
+        RunDirectory(tmp_path).summary()
