@@ -6,7 +6,8 @@ Model: ViT of width 64, depth 3, 4 heads on patches of 2x2 pixels (16 tokens), m
     python -m experiments.train --config configs/digits.py:attention=cumulant3 --directory runs/x
 
 Expected: softmax, linear, cumulant2, cumulant3 and tssa end between 95.0 and 97.3 % test accuracy
-(seeds 0 and 1; docs/benchmarks.md has the table). On 360 test images the standard error is 1 point: the kinds do not differ here.
+(seeds 0 and 1; docs/benchmarks.md has the table). On 360 test images the standard error is 1 point:
+the kinds do not differ here.
 Learning rate, decay and mixing were chosen among ten settings by the test accuracy of softmax and
 linear (there is no validation split), so these figures are a little too good.
 Time: 13 to 21 s of training a kind on two shared CPU cores, after 3 to 9 s of compiling.

@@ -1,10 +1,12 @@
 """Evaluates a checkpoint of a run and writes the result as JSON.
 
     python -m experiments.evaluate --directory runs/x
-    python -m experiments.evaluate --directory runs/x --checkpoint last --parameters raw \
-        --batch-size 500 --output result.json
+    python -m experiments.evaluate --directory runs/x --checkpoint best --parameters raw
+    python -m experiments.evaluate --directory runs/x --batch-size 500 --output result.json
 
-The result does not depend on the batch size: every example counts exactly once.
+The last checkpoint is the default, as training and comparisons report it. "best" was chosen on the
+evaluation split, so its result is optimistic. The result does not depend on the batch size: every
+example counts exactly once.
 """
 
 import argparse
@@ -56,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of this command."""
     parser = cli.make_parser(__doc__, config=False)
     parser.add_argument(
-        "--checkpoint", default="best", help="'best' (the default), 'last' or a step"
+        "--checkpoint", default="last", help="'last' (the default), 'best' or a step"
     )
     parser.add_argument(
         "--parameters",

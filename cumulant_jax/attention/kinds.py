@@ -61,7 +61,8 @@ def attention(
 def attention_function(kind: str) -> Callable[..., jax.Array]:
     """The function behind a kind, or a ValueError with the nearest name."""
     if not isinstance(kind, str) or kind not in KINDS:
-        raise ValueError(unknown_name("attention kind", kind, KINDS))
+        elsewhere = "In models also tssa, mssa and xca, which bring their own projections."
+        raise ValueError(unknown_name("attention kind", kind, KINDS, remedy=elsewhere))
     return KINDS[kind]
 
 

@@ -56,12 +56,13 @@ def prepare_command(name: str, data_dir: Path) -> str:
     """The command that downloads and prepares an official TFDS data set.
 
     >>> print(prepare_command("mnist", Path("/data")))
-    pip install tensorflow tensorflow-datasets &&
-    tfds build mnist --file_format=array_record --data_dir=/data
+    python3.12 -m venv prepare && prepare/bin/pip install tensorflow tensorflow-datasets &&
+    prepare/bin/tfds build mnist --file_format=array_record --data_dir=/data
     """
     return (
-        "pip install tensorflow tensorflow-datasets && "
-        f"tfds build {name} --file_format=array_record --data_dir={data_dir}"
+        # An environment of its own: TensorFlow is not needed to read the data.
+        "python3.12 -m venv prepare && prepare/bin/pip install tensorflow tensorflow-datasets && "
+        f"prepare/bin/tfds build {name} --file_format=array_record --data_dir={data_dir}"
     )
 
 

@@ -30,7 +30,8 @@ def make_schedule(
     if warmup_steps >= total_steps:
         raise ValueError(
             f"config key optimizer.warmup: got {config.warmup!r}, which is {warmup_steps} steps, "
-            f"expected less than the total of {total_steps} steps."
+            f"expected less than the total of {total_steps} steps: shorten it too, as in "
+            f"optimizer.warmup='{total_steps // 4} steps'."
         )
 
     def schedule(step: jax.typing.ArrayLike) -> jax.Array:

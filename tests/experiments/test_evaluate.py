@@ -66,6 +66,8 @@ def test_the_best_and_the_last(directory, tmp_path, capfd):
     scores = {step: row["eval/accuracy"] for step, row in logged(directory).items()}
     best = max(scores, key=lambda step: (scores[step], step))
     assert run("--directory", directory) == 0
+    assert json.loads(capfd.readouterr().out)["step"] == max(scores)
+    assert run("--directory", directory, "--checkpoint", "best") == 0
     assert json.loads(capfd.readouterr().out)["step"] == best
     assert json.loads((directory / f"evaluation-{best}.json").read_text())["step"] == best
     assert run("--directory", directory, "--checkpoint", "last", "--output", tmp_path / "x") == 0
