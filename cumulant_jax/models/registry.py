@@ -1,51 +1,15 @@
-"""Named models: the table of presets, and how a name becomes a module."""
+"""Named models: how a name becomes a module."""
 
 import dataclasses
 import difflib
 import fnmatch
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.vit import ViT
-from cumulant_jax.models.vit_options import ViTOptions
+from cumulant_jax.models.presets import PRESETS, Preset
 from cumulant_jax.naming import unknown_name
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-    """What the models of a family share: the record of their options and the module it makes."""
-
-    options: type[Any]
-    module: Callable[..., nnx.Module]
-
-
-@dataclasses.dataclass(frozen=True)
-class Preset:
-    """A named model: its family and the options that differ from the family's defaults."""
-
-    family: Family
-    options: Mapping[str, Any]
-
-
-_VIT = Family(ViTOptions, ViT)
-_VIT_SIZES = {
-    "nano": {"dim": 64, "depth": 3, "heads": 4},
-    "ti": {"dim": 192, "depth": 12, "heads": 3},
-    "s": {"dim": 384, "depth": 12, "heads": 6},
-    "b": {"dim": 768, "depth": 12, "heads": 12},
-    "l": {"dim": 1024, "depth": 24, "heads": 16},
-}
-_VIT_PATCHES = (1, 2, 4, 8, 14, 16, 32)
-
-#: Name to preset.
-PRESETS: dict[str, Preset] = {
-    f"vit_{size}{patch}": Preset(_VIT, {**shape, "patch_size": patch})
-    for size, shape in _VIT_SIZES.items()
-    for patch in _VIT_PATCHES
-}
 
 
 def list_models(pattern: str = "*") -> list[str]:

@@ -1,0 +1,9 @@
+"""Named models, a file per family."""
+
+from cumulant_jax.models.presets.preset import Family, Preset
+from cumulant_jax.models.presets.vit import VIT
+
+#: Name to preset, over all families.
+PRESETS: dict[str, Preset] = {**VIT}
+
+__all__ = ["PRESETS", "Family", "Preset"]
