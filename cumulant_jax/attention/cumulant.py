@@ -6,20 +6,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from cumulant_jax.attention import arguments
 from cumulant_jax.attention.linear_time import check_state, prepare
 from cumulant_jax.kernels import (
+    CumulantReading,
     MomentState,
     PolynomialFeatures,
     causal_read_out,
     effective_features,
     empty_state,
-    masked_mean,
-    read_out,
-    read_out_matrix,
-    sum_moments,
+    moment_attention,
 )
 
 ORDERS = (1, 2, 3, 4)
@@ -115,17 +112,16 @@ def cumulant_attention(
     if is_causal:
         out, state = _causal(features, query, key, value, mask, scale, reduction, initial_state)
         return (out.astype(dtype), state) if return_state else out.astype(dtype)
-    key_pivot, value_pivot = lax.stop_gradient((masked_mean(key, mask), masked_mean(value, mask)))
-    sums = sum_moments(features, key, value, mask, key_pivot=key_pivot, value_pivot=value_pivot)
-    matrix = read_out_matrix(
-        features,
-        sums,
-        value_pivot,
-        dim=key.shape[-1],
+    return moment_attention(
+        CumulantReading(features, reduction_is_sum=reduction == "sum"),
+        query,
+        key,
+        value,
+        mask,
         scale=scale,
-        reduction_is_sum=reduction == "sum",
-    )
-    return read_out(features, query, matrix).astype(dtype)
+        operation="cumulant_attention",
+        implementation=implementation,
+    ).astype(dtype)
 
 
 def _causal(

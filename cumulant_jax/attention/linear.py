@@ -12,12 +12,12 @@ from cumulant_jax.attention import arguments
 from cumulant_jax.attention.linear_time import check_state, prepare
 from cumulant_jax.kernels import (
     MomentState,
+    NormalizedReading,
     accumulation_dtype,
     causal_read_out,
     elu1,
     empty_state,
-    read_out,
-    sum_moments,
+    moment_attention,
 )
 from cumulant_jax.naming import unknown_name
 
@@ -123,17 +123,16 @@ def linear_attention(
         )
         out = (out[..., :-1] / (out[..., -1:] + eps)).astype(dtype)
         return (out, state) if return_state else out
-    zero = jnp.zeros((), key.dtype)
-    sums = sum_moments(
-        feature_function,
+    return moment_attention(
+        NormalizedReading(feature_function, normalizer_eps=eps),
+        query,
         key,
         value,
         mask,
-        key_pivot=jnp.broadcast_to(zero, (*key.shape[:-3], *key.shape[-2:])),
-        value_pivot=jnp.broadcast_to(zero, (*value.shape[:-3], *value.shape[-2:])),
-    )
-    out = read_out(feature_function, query, sums, normalizer_eps=eps)
-    return out.astype(dtype)
+        scale=1.0,
+        operation="linear_attention",
+        implementation=implementation,
+    ).astype(dtype)
 
 
 def check_feature_map(feature_map: Any) -> Callable[[jax.Array], jax.Array]:

@@ -2,23 +2,32 @@
 
 from cumulant_jax.kernels.causal import MomentState, causal_read_out, empty_state
 from cumulant_jax.kernels.cumulants import effective_features, read_out_matrix
+from cumulant_jax.kernels.device import Device, assume_device, current_device
 from cumulant_jax.kernels.features import PolynomialFeatures, elu1
 from cumulant_jax.kernels.implementation import IMPLEMENTATIONS, choose_implementation
+from cumulant_jax.kernels.moment_attention import moment_attention
 from cumulant_jax.kernels.moments import accumulation_dtype, masked_mean, read_out, sum_moments
+from cumulant_jax.kernels.reading import CumulantReading, NormalizedReading
 from cumulant_jax.kernels.token_pass import chunk_length, token_pass
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "CumulantReading",
+    "Device",
     "MomentState",
+    "NormalizedReading",
     "PolynomialFeatures",
     "accumulation_dtype",
+    "assume_device",
     "causal_read_out",
     "choose_implementation",
     "chunk_length",
+    "current_device",
     "effective_features",
     "elu1",
     "empty_state",
     "masked_mean",
+    "moment_attention",
     "read_out",
     "read_out_matrix",
     "sum_moments",
