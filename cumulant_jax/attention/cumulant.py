@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from cumulant_jax.attention import arguments
 from cumulant_jax.attention.linear_time import check_state, prepare
@@ -13,10 +12,9 @@ from cumulant_jax.kernels import (
     CumulantReading,
     MomentState,
     PolynomialFeatures,
-    causal_read_out,
-    effective_features,
-    empty_state,
+    causal_attention,
     moment_attention,
+    state_shapes,
 )
 
 ORDERS = (1, 2, 3, 4)
@@ -109,40 +107,17 @@ def cumulant_attention(
         return_state=return_state,
     )
     features = PolynomialFeatures(order, all_pairs=offdiagonal)
+    reading = CumulantReading(features, reduction_is_sum=reduction == "sum")
+    options: Any = {
+        "scale": scale,
+        "operation": "cumulant_attention",
+        "implementation": implementation,
+    }
     if is_causal:
-        out, state = _causal(features, query, key, value, mask, scale, reduction, initial_state)
+        check_state(initial_state, state_shapes(reading, key, value))
+        out, state = causal_attention(reading, query, key, value, mask, initial_state, **options)
         return (out.astype(dtype), state) if return_state else out.astype(dtype)
-    return moment_attention(
-        CumulantReading(features, reduction_is_sum=reduction == "sum"),
-        query,
-        key,
-        value,
-        mask,
-        scale=scale,
-        operation="cumulant_attention",
-        implementation=implementation,
-    ).astype(dtype)
-
-
-def _causal(
-    features: PolynomialFeatures, query, key, value, mask, scale, reduction, state
-) -> tuple[jax.Array, MomentState]:
-    dim = key.shape[-1]
-    num_features = features.count(dim)
-    empty = empty_state(num_features, key, value, mask, pivot=True)
-    state = check_state(state, empty)
-
-    def effective(query, feature_sums):
-        count = jnp.maximum(feature_sums[..., -1:], 1)
-        out = effective_features(features, query, feature_sums / count, dim=dim, scale=scale)
-        return out if reduction == "sum" else out / count
-
-    out, state = causal_read_out(features, effective, query, key, value, mask, state)
-    # The last column is the sum of the weights: 1, or the count of tokens in sum form, or 0 where
-    # there is no token yet.
-    pivot = jnp.repeat(state.value_pivot, query.shape[-2] // key.shape[-2], axis=-2)
-    out = out[..., :-1] + out[..., -1:] * pivot[..., None, :, :]
-    return out, state
+    return moment_attention(reading, query, key, value, mask, **options).astype(dtype)
 
 
 def check_cumulant_options(order: int, offdiagonal: bool, reduction: str) -> None:

@@ -98,7 +98,9 @@ def token_statistics_attention(
     if mask is not None:
         w = jnp.where(mask[..., None, None], w, 0)
     if is_causal:
-        state = check_state(initial_state, _empty_state(w))
+        empty = _empty_state(w)
+        check_state(initial_state, empty)
+        state = empty if initial_state is None else initial_state
         membership, second_moment, state = _running_statistics(w, temperature, mask, bias, state)
         out = (-w * membership[..., None] / (1 + second_moment)).astype(dtype)
         return (out, state) if return_state else out

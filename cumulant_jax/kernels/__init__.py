@@ -1,7 +1,8 @@
 """The passes over tokens that the linear-time attention functions are made of."""
 
-from cumulant_jax.kernels.causal import MomentState, causal_read_out, empty_state
-from cumulant_jax.kernels.cumulants import effective_features, read_out_matrix
+from cumulant_jax.kernels.causal import MomentState
+from cumulant_jax.kernels.causal_attention import causal_attention, state_shapes
+from cumulant_jax.kernels.cumulants import read_out_matrix
 from cumulant_jax.kernels.device import Device, assume_device, current_device
 from cumulant_jax.kernels.features import PolynomialFeatures, elu1
 from cumulant_jax.kernels.implementation import IMPLEMENTATIONS, choose_implementation
@@ -19,17 +20,16 @@ __all__ = [
     "PolynomialFeatures",
     "accumulation_dtype",
     "assume_device",
-    "causal_read_out",
+    "causal_attention",
     "choose_implementation",
     "chunk_length",
     "current_device",
-    "effective_features",
     "elu1",
-    "empty_state",
     "masked_mean",
     "moment_attention",
     "read_out",
     "read_out_matrix",
+    "state_shapes",
     "sum_moments",
     "token_pass",
 ]

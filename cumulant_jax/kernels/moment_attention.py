@@ -9,7 +9,6 @@ Nothing is kept for the backward pass but the inputs and the moments.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import jax
@@ -49,13 +48,9 @@ def moment_attention(
     Returns:
       [*batch, T, H, Dv] in the dtype of `value`.
     """
-    facts = passes.Facts.of(reading, query, key, value, mask)
+    facts = passes.Facts.of(reading, query, key, value)
     name = passes.choose(implementation, operation, facts)
-    # One scale per batch and head, as its cotangent is; what it is added to, which XLA folds away,
-    # gives it the sharding and the mesh axes of the keys.
-    scale = jnp.asarray(scale, accumulation_dtype(query)) + jnp.sum(
-        jnp.where(key == 0, 0, 0), axis=(-3, -1), dtype=accumulation_dtype(query)
-    )
+    scale = passes.scale_per_head(scale, query, key)
     return _attend(reading, name, query, key, value, mask, scale)
 
 
@@ -65,7 +60,7 @@ def _attend(reading, implementation, query, key, value, mask, scale):
 
 
 def _forward(reading, implementation, query, key, value, mask, scale):
-    operation = _Forward(reading, implementation, _mask_layout(mask, key))
+    operation = _Forward(reading, implementation, passes.mask_layout(mask, key))
     inputs = (query, key, value, scale) if mask is None else (query, key, value, scale, mask)
     out, *moments = run(operation, *inputs)
     return out, (inputs, tuple(moments))
@@ -74,7 +69,7 @@ def _forward(reading, implementation, query, key, value, mask, scale):
 def _backward(reading, implementation, residuals, out_bar):
     inputs, moments = residuals
     mask = inputs[4] if len(inputs) == 5 else None
-    operation = _Backward(reading, implementation, _mask_layout(mask, inputs[1]))
+    operation = _Backward(reading, implementation, passes.mask_layout(mask, inputs[1]))
     query, key, value, scale = run(operation, *inputs[:4], *moments, out_bar, *inputs[4:])
     return query, key, value, None, scale
 
@@ -82,31 +77,7 @@ def _backward(reading, implementation, residuals, out_bar):
 _attend.defvjp(_forward, _backward)
 
 
-def _mask_layout(mask: jax.Array | None, key: jax.Array) -> tuple[str, ...]:
-    if mask is None:
-        return ()
-    return ("bsk" if mask.shape[-1] == key.shape[-2] else "bsm",)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Operation:
-    reading: Reading
-    implementation: str
-    mask: tuple[str, ...]
-
-    @property
-    def passes(self) -> passes.Passes:
-        return passes.PASSES[self.implementation]()
-
-    @property
-    def needs_one_batch_axis(self) -> bool:
-        return self.implementation != "xla"
-
-    def differentiable(self):
-        return dataclasses.replace(self, implementation="xla")
-
-
-class _Forward(_Operation):
+class _Forward(passes.MomentOperation):
     """query, key, value, scale, [mask] -> out, and the moments: sums and the two pivots."""
 
     @property
@@ -117,7 +88,9 @@ class _Forward(_Operation):
     def inputs(self) -> tuple[str, ...]:
         return ("bthd", "bskd", "bskv", "bk", *self.mask)
 
-    def __call__(self, axes: Axes, query, key, value, scale, mask=None):
+    def __call__(self, axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        query, key, value, scale, *others = arrays
+        mask = others[0] if others else None
         reading, core = self.reading, self.passes
         token_axes = axes.get("s", ())
         if core.fused is not None and not token_axes:
@@ -141,7 +114,7 @@ class _Forward(_Operation):
         return out.astype(value.dtype), sums, key_pivot, value_pivot
 
 
-class _Backward(_Operation):
+class _Backward(passes.MomentOperation):
     """The inputs, the moments and the cotangent of out -> those of query, key, value and scale."""
 
     @property
@@ -152,9 +125,9 @@ class _Backward(_Operation):
     def inputs(self) -> tuple[str, ...]:
         return ("bthd", "bskd", "bskv", "bk", "bkfc", "bkd", "bkv", "bthv", *self.mask)
 
-    def __call__(
-        self, axes: Axes, query, key, value, scale, sums, key_pivot, value_pivot, out_bar, mask=None
-    ):
+    def __call__(self, axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        query, key, value, scale, sums, key_pivot, value_pivot, out_bar, *others = arrays
+        mask = others[0] if others else None
         reading, core = self.reading, self.passes
         make_matrix = functools.partial(reading.matrix, dim=key.shape[-1])
         matrix, pull = jax.vjp(lambda s, c: make_matrix(s, value_pivot, c), sums, scale)

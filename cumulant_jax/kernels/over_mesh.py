@@ -58,6 +58,14 @@ class Operation(Protocol):
         ...
 
 
+def is_alone() -> bool:
+    """Whether the program is traced for one device, or one shard of shard_map."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.manual_axes:
+        return True
+    return jax.device_count() == 1 and not is_device_assumed()
+
+
 def run(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Runs an operation on arrays, whatever way they are sharded.
 
@@ -72,7 +80,7 @@ def run(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     types = set(mesh.axis_types) if not mesh.empty else set()
     if AxisType.Explicit in types and not mesh.manual_axes:
         return _run_explicit(operation, mesh, arrays)
-    alone = bool(mesh.manual_axes) or (jax.device_count() == 1 and not is_device_assumed())
+    alone = is_alone()
     if alone and not operation.needs_one_batch_axis:
         return operation({}, *arrays)
     function = _alone(operation) if alone else _partitioned(operation)

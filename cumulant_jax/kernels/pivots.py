@@ -36,6 +36,41 @@ def spread_mean(x: jax.Array, mask: jax.Array | None, axes: Sequence[str] = ()) 
     return lax.stop_gradient(total / jnp.maximum(count, 1)[..., None])
 
 
+def first_mean(x: jax.Array, mask: jax.Array | None, axes: Sequence[str] = ()) -> jax.Array:
+    """The mean of the first SAMPLE unmasked tokens, zero where there are none.
+
+    The pivot of causal attention: tokens that come later must not change what was before, not even
+    in rounding. Not the first token alone, which is often an outlier.
+
+    Args:
+      x: [..., tokens, heads, dim].
+      mask: None or bool [..., tokens, heads or 1].
+      axes: mesh axes over which the tokens are sharded, under shard_map.
+
+    Returns:
+      [..., heads, dim] in float32, or float64 for a float64 `x`.
+    """
+    if mask is None:
+        x, present = x[..., :SAMPLE, :, :], jnp.ones((1,) * (x.ndim - 1), bool)
+        present = jnp.broadcast_to(present, (*x.shape[:-1][:-1], 1))
+    else:
+        present = mask & (jnp.cumsum(mask, axis=-2) <= SAMPLE)
+    dtype = jnp.result_type(jnp.float32, x.dtype)
+    total = jnp.sum(x, axis=-3, dtype=dtype, where=present[..., None])
+    count = jnp.sum(present, axis=-2, dtype=dtype)
+    if axes:
+        total, count = _of_first_shard(total, count, tuple(axes))
+    return lax.stop_gradient(total / jnp.maximum(count, 1)[..., None])
+
+
+def _of_first_shard(total, count, axes):
+    """The sums of the first shard that has tokens."""
+    totals, counts = lax.all_gather((total, count), axes)
+    first = jnp.argmax(counts > 0, axis=0)[None]
+    count = jnp.take_along_axis(counts, first, axis=0)[0]
+    return jnp.take_along_axis(totals, first[..., None], axis=0)[0], count
+
+
 def _sample(x: jax.Array, mask: jax.Array | None) -> tuple[jax.Array, jax.Array]:
     """About SAMPLE tokens of x, and which of them take part."""
     tokens = x.shape[-3]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 
-from cumulant_jax.kernels.cumulants import read_out_matrix
+from cumulant_jax.kernels.cumulants import effective_features, read_out_matrix
 from cumulant_jax.kernels.features import PolynomialFeatures
 from cumulant_jax.kernels.moments import Features
 
@@ -50,6 +51,40 @@ class CumulantReading:
             reduction_is_sum=self.reduction_is_sum,
         )
 
+    def effective(
+        self, query: jax.Array, feature_sums: jax.Array, scale: jax.Array, *, dim: int
+    ) -> jax.Array:
+        """The features of queries that read the moments up to each of them.
+
+        Args:
+          query: [..., heads, groups, tokens, dim].
+          feature_sums: [..., heads, 1, tokens, features], of the keys up to each token.
+          scale: [..., heads].
+          dim: key dimension.
+
+        Returns:
+          [..., heads, groups, tokens, features].
+        """
+        count = jnp.maximum(feature_sums[..., -1:], 1)
+        scale = scale[..., None, None, None].astype(query.dtype)
+        out = effective_features(self.features, query, feature_sums / count, dim=dim, scale=scale)
+        return out if self.reduction_is_sum else out / count
+
+    def finish(self, out: jax.Array, value_pivot: jax.Array) -> jax.Array:
+        """Puts the pivot of the values back.
+
+        The last column of `out` is the sum of the weights: 1, or the count of tokens in sum form,
+        or 0 where there is no token yet.
+
+        Args:
+          out: [..., tokens, heads, value_dim + 1], read out causally.
+          value_pivot: [..., heads, value_dim].
+
+        Returns:
+          [..., tokens, heads, value_dim].
+        """
+        return out[..., :-1] + out[..., -1:] * value_pivot[..., None, :, :]
+
 
 @dataclasses.dataclass(frozen=True)
 class NormalizedReading:
@@ -71,6 +106,18 @@ class NormalizedReading:
         """The sums themselves, [..., heads, features, value_dim + 1]."""
         del value_pivot, scale, dim
         return sums
+
+    def effective(
+        self, query: jax.Array, feature_sums: jax.Array, scale: jax.Array, *, dim: int
+    ) -> jax.Array:
+        """The features of the queries, whatever came before."""
+        del feature_sums, scale, dim
+        return self.features(query)
+
+    def finish(self, out: jax.Array, value_pivot: jax.Array) -> jax.Array:
+        """Divides [..., value_dim + 1] by its last column."""
+        del value_pivot
+        return out[..., :-1] / (out[..., -1:] + self.normalizer_eps)
 
 
 Reading = CumulantReading | NormalizedReading
