@@ -10,6 +10,12 @@ from cumulant_jax.kernels.moment_attention import moment_attention
 from cumulant_jax.kernels.moments import accumulation_dtype, masked_mean, read_out, sum_moments
 from cumulant_jax.kernels.reading import CumulantReading, NormalizedReading
 from cumulant_jax.kernels.token_pass import chunk_length, token_pass
+from cumulant_jax.kernels.token_statistics import (
+    TokenStatisticsState,
+    causal_token_statistics,
+    empty_statistics,
+    token_statistics,
+)
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -18,13 +24,16 @@ __all__ = [
     "MomentState",
     "NormalizedReading",
     "PolynomialFeatures",
+    "TokenStatisticsState",
     "accumulation_dtype",
     "assume_device",
     "causal_attention",
+    "causal_token_statistics",
     "choose_implementation",
     "chunk_length",
     "current_device",
     "elu1",
+    "empty_statistics",
     "masked_mean",
     "moment_attention",
     "read_out",
@@ -32,4 +41,5 @@ __all__ = [
     "state_shapes",
     "sum_moments",
     "token_pass",
+    "token_statistics",
 ]

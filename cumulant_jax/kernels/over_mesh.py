@@ -11,7 +11,9 @@ All other letters are axes that every shard needs whole.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -87,6 +89,52 @@ def run(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     batch = arrays[0].shape[: arrays[0].ndim - len(operation.inputs[0]) + 1]
     flat = (_with_batch(x, (math.prod(batch),), len(batch)) for x in arrays)
     return tuple(_with_batch(x, batch, 1) for x in function(*flat))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def run_differentiable(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """`run`, where JAX differentiates the operation on each shard; see `collectives`."""
+    return run(operation, *arrays)
+
+
+def _pull_back(operation, arrays, cotangents):
+    bars = iter(run(_PullBack(operation, _which_float(arrays)), *arrays, *cotangents))
+    return tuple(next(bars) if is_float else None for is_float in _which_float(arrays))
+
+
+run_differentiable.defvjp(lambda operation, *x: (run(operation, *x), x), _pull_back)
+
+
+def _which_float(arrays: Sequence[jax.Array]) -> tuple[bool, ...]:
+    return tuple(jnp.issubdtype(x.dtype, jnp.floating) for x in arrays)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PullBack:
+    """The arguments of an operation and cotangents of its results -> those of its arguments."""
+
+    operation: Operation
+    is_float: tuple[bool, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (*self.operation.inputs, *self.operation.outputs)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(itertools.compress(self.operation.inputs, self.is_float))
+
+    @property
+    def needs_one_batch_axis(self) -> bool:
+        return self.operation.needs_one_batch_axis
+
+    def differentiable(self) -> _PullBack:
+        return _PullBack(self.operation.differentiable(), self.is_float)
+
+    def __call__(self, axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+        count = len(self.is_float)
+        _, pull = jax.vjp(functools.partial(self.operation, axes), *arrays[:count])
+        return tuple(itertools.compress(pull(arrays[count:]), self.is_float))
 
 
 def _with_batch(x: jax.Array, batch: tuple[int, ...], replaced: int) -> jax.Array:
