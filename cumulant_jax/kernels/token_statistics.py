@@ -86,13 +86,12 @@ def causal_token_statistics(
     Returns:
       [*batch, T, H, D] and the state after the last token.
     """
-    batch, heads = w.shape[:-3], w.shape[-2]
-    # Per example, as the shares of their cotangents are that the shards have.
-    nothing = jnp.where(state.membership == 0, 0, 0).astype(w.dtype)
-    temperature = temperature.astype(w.dtype) + nothing
-    arrays = [w, temperature, *state]
+    # Temperature and bias per example, as their cotangents are. What they are added to, which XLA
+    # folds away, gives them the sharding of the tokens.
+    zeros = jnp.where(w == 0, 0, 0).astype(w.dtype)
+    arrays = [w, temperature.astype(w.dtype) + jnp.sum(zeros, axis=(-3, -1)), *state]
     if bias is not None:
-        arrays.append(jnp.broadcast_to(bias.astype(w.dtype), (*batch, heads, w.shape[-3])))
+        arrays.append(bias.astype(w.dtype) + jnp.swapaxes(jnp.sum(zeros, axis=-1), -1, -2))
     if mask is not None:
         arrays.append(mask)
     operation = _Causal(bias is not None, mask is not None)
