@@ -79,3 +79,34 @@ def column(row: jax.Array) -> jax.Array:
     shape = (row.shape[1], row.shape[1])
     diagonal = lax.broadcasted_iota(jnp.int32, shape, 0) == lax.broadcasted_iota(jnp.int32, shape, 1)
     return jnp.sum(jnp.where(diagonal, row, 0), axis=1, keepdims=True)
+
+
+def effective_query(
+    query: jax.Array, means: list[jax.Array]
+) -> tuple[list[jax.Array], jax.Array]:
+    """What multiplies mean raw moments to give the expansion at a query; lane by lane.
+
+    As `kernels.effective_features`, for dims that do not mix.
+
+    Args:
+      query: [tokens, lanes], scaled.
+      means: of the first, second and third powers of the keys about the pivot, as many as the order
+        needs; each [tokens, lanes].
+
+    Returns:
+      The factors of the same powers, and what the lanes of a head add to the constant 1.
+    """
+    mean, *higher = means
+    along = query * mean
+    if not higher:
+        return [query], -along
+    squares = higher[0]
+    pair = query * query / 2
+    linear = query - 2 * pair * mean
+    constant = along * along - along - pair * squares
+    if len(higher) == 1:
+        return [linear, pair], constant
+    cubes, third = higher[1], query * pair / 3
+    linear = linear + 3 * third * (2 * mean * mean - squares)
+    constant = constant + third * (6 * mean * squares - 6 * mean * mean * mean - cubes)
+    return [linear, pair - 3 * third * mean, third], constant

@@ -25,6 +25,7 @@ from cumulant_jax.kernels.mosaic_tpu.tiling import (
     call,
     groups_per_step,
     load,
+    mask_rows,
     store,
 )
 
@@ -265,13 +266,13 @@ def _group(attend: Attend, queries: Tiling, keys: Tiling, dtype, group: int, ref
     query_ref, key_ref, value_ref, masks, scales = refs
     layout = queries.layout
     widths = (layout.lanes, layout.value_lanes)
-    valid = [keys.valid(group, lanes, masks) for lanes in widths]
+    valid = [keys.valid(group, lanes, mask_rows(masks, group)) for lanes in widths]
     counts = [
         jnp.sum(v.astype(jnp.float32), axis=0, keepdims=True) if masks else float(keys.length)
         for v in valid
     ]
     inputs = (
-        load(query_ref, group, layout.lanes, queries.valid(group, layout.lanes, ())),
+        load(query_ref, group, layout.lanes, queries.valid(group, layout.lanes)),
         load(key_ref, group, layout.lanes, valid[0]),
         load(value_ref, group, layout.value_lanes, valid[1]),
         scales[0][0, group] if scales else None,
@@ -291,7 +292,7 @@ def _backward_kernel(attend: Attend, queries: Tiling, keys: Tiling, dtype, *refs
     layout = queries.layout
     for group in range(queries.step_groups):
         run, inputs, valid = _group(attend, queries, keys, dtype, group, refs)
-        out_valid = queries.valid(group, layout.value_lanes, ())
+        out_valid = queries.valid(group, layout.value_lanes)
         out_bar = load(out_bar_ref, group, layout.value_lanes, out_valid)
         _, pull = jax.vjp(run, *inputs)
         query_bar, key_bar, value_bar, scale_bar = pull(out_bar)

@@ -182,6 +182,11 @@ def _from_lanes(x: jax.Array, heads: int, dim: int) -> jax.Array:
     return x.reshape(*x.shape[:2], heads, x.shape[2] // heads)[..., :dim]
 
 
+def head_of_lane(shape: tuple[int, ...], head_lanes: int) -> jax.Array:
+    """The index, within its group, of the head that each lane of [tokens, lanes] belongs to."""
+    return _divide(lax.broadcasted_iota(jnp.int32, shape, 1), head_lanes)
+
+
 def _divide(x: jax.Array, y: int) -> jax.Array:
     """x // y for non-negative integers, without the sign handling that kernels cannot lower."""
     return lax.div(x, jnp.full_like(x, y))

@@ -12,7 +12,7 @@ from cumulant_jax.kernels.moments import Features
 from cumulant_jax.kernels.mosaic_tpu import body
 from cumulant_jax.kernels.mosaic_tpu.body import LaneFeatures, Moments
 from cumulant_jax.kernels.mosaic_tpu.layout import HeadLayout, keep
-from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, Tiling, call, load, store
+from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, Tiling, call, load, mask_rows, store
 
 
 def sum_moments(
@@ -174,10 +174,11 @@ def _count(key: jax.Array, mask: jax.Array | None) -> jax.Array:
 def _centred(tiling: Tiling, group: int, key_ref, value_ref, mask_refs, key_pivot, value_pivot):
     """One group's keys and values about their pivots, and where they are valid."""
     layout = tiling.layout
-    valid = tiling.valid(group, layout.lanes, mask_refs)
+    mask = mask_rows(mask_refs, group)
+    valid = tiling.valid(group, layout.lanes, mask)
     valid_value = valid
     if layout.value_lanes != layout.lanes:
-        valid_value = tiling.valid(group, layout.value_lanes, mask_refs)
+        valid_value = tiling.valid(group, layout.value_lanes, mask)
     key = keep(load(key_ref, group, layout.lanes) - key_pivot[0, group], valid)
     value = keep(load(value_ref, group, layout.value_lanes) - value_pivot[0, group], valid_value)
     return key, value, valid, valid_value

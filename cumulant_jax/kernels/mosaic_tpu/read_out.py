@@ -177,9 +177,9 @@ def _backward_kernel(
     layout = tiling.layout
     for group in range(tiling.step_groups):
         # A query beyond the end, or of no head, must be a number: it meets the sums of the others.
-        valid = tiling.valid(group, layout.lanes, ())
+        valid = tiling.valid(group, layout.lanes)
         query = load(query_ref, group, layout.lanes, valid)
-        valid = tiling.valid(group, layout.value_lanes, ())
+        valid = tiling.valid(group, layout.value_lanes)
         out_bar = load(out_bar_ref, group, layout.value_lanes, valid)
         _, pull = jax.vjp(
             functools.partial(body.read_out, features, dtype, eps), query, _group(weights, group)

@@ -37,7 +37,9 @@ class BlockSizes:
       lanes: lanes of keys or values per step; a group of heads that is wider goes alone.
       fused_bytes: inputs and outputs of one step over a whole short sequence.
       fused_lanes: the most lanes of such a step, however short the sequence.
-      causal_tokens: tokens per step of the causal pass, which saves its state once a step.
+      causal_tokens: tokens per step of the causal pass, which saves its state once a step; halved
+        for float32 inputs.
+      causal_lanes: lanes of keys or values per step of the causal pass.
       chunk: tokens per chunk of the causal pass, whose dense part costs chunk² per head.
     """
 
@@ -46,6 +48,7 @@ class BlockSizes:
     fused_bytes: int = 2 << 20
     fused_lanes: int = 1024
     causal_tokens: int = 1024
+    causal_lanes: int = 256
     chunk: int = 128
 
 
@@ -73,6 +76,7 @@ class Tiling:
       step_groups: groups of heads per step.
       splits: parts into which the token axis is cut, so that the two cores of a chip that has two
         both work where batch and heads alone give them nothing to share.
+      reverse: whether the last token block comes first.
     """
 
     layout: HeadLayout
@@ -81,6 +85,7 @@ class Tiling:
     tokens: int
     step_groups: int
     splits: int = 1
+    reverse: bool = False
 
     @classmethod
     def choose(
@@ -114,8 +119,12 @@ class Tiling:
         """Blocks of [batch, tokens, all lanes], for `lanes` per group."""
         return pl.BlockSpec(
             (1, self.tokens, self.step_groups * lanes),
-            lambda b, c, s, t: (b, s * self.blocks + t, c),
+            lambda b, c, s, t: (b, self.block(s, t), c),
         )
+
+    def block(self, split, step):
+        """Which token block a step sees."""
+        return split * self.blocks + (self.blocks - 1 - step if self.reverse else step)
 
     def per_group(self, *shape: int) -> pl.BlockSpec:
         """Blocks of [batch, groups, *shape]."""
@@ -140,36 +149,39 @@ class Tiling:
         shared = groups == 1 and heads == 1
         return pl.BlockSpec(
             (1, 1 if shared else self.step_groups, heads, self.tokens),
-            lambda b, c, s, t: (b, 0 if shared else c, 0, s * self.blocks + t),
+            lambda b, c, s, t: (b, 0 if shared else c, 0, self.block(s, t)),
         )
 
-    def valid(self, group: int, lanes: int, mask: tuple[jax.Array, ...]) -> jax.Array | None:
+    def valid(
+        self, group: int, lanes: int, mask: tuple[jax.Array, ...] = (), *, offset=0, tokens: int = 0
+    ) -> jax.Array | None:
         """Where a block of keys, values or queries of one group holds something; for kernels.
 
         Args:
           group: index of the group within the step.
           lanes: lanes of the group.
-          mask: () or (reference to the block of the mask,).
+          mask: rows of the mask, [heads, tokens], if there is one.
+          offset: where in the block to begin.
+          tokens: how many tokens of the block; 0 for all.
 
         Returns:
           Bool [tokens, lanes], or None where all of it is valid.
         """
-        conditions = [self.valid_lanes(group, lanes)]
+        tokens = tokens or self.tokens
+        conditions = [self.valid_lanes(group, lanes, tokens=tokens)]
         if self.length % self.tokens:
-            start = (pl.program_id(2) * self.blocks + pl.program_id(3)) * self.tokens
-            conditions.append(within((self.tokens, lanes), 0, start, self.length))
-        for rows in mask:
-            index = min(group, rows.shape[1] - 1)
-            conditions.append(spread(rows[0, index], lanes) > 0.5)
+            start = self.block(pl.program_id(2), pl.program_id(3)) * self.tokens + offset
+            conditions.append(within((tokens, lanes), 0, start, self.length))
+        conditions += [spread(rows, lanes) > 0.5 for rows in mask]
         return all_of(*conditions)
 
-    def valid_lanes(self, group: int, lanes: int) -> jax.Array | None:
+    def valid_lanes(self, group: int, lanes: int, *, tokens: int = 0) -> jax.Array | None:
         """Where the lanes belong to a head; the last group may have too few."""
         if self.layout.heads % self.layout.packed == 0:
             return None
         start = (pl.program_id(1) * self.step_groups + group) * lanes
         stop = self.layout.heads * (lanes // self.layout.packed)
-        return within((self.tokens, lanes), 1, start, stop)
+        return within((tokens or self.tokens, lanes), 1, start, stop)
 
     def flops(self, products: int) -> int:
         """Operations of so many products [value_lanes] x [lanes] per token, cross-heads included."""
@@ -181,6 +193,11 @@ def groups_per_step(layout: HeadLayout, lanes: int) -> int:
     """The largest divisor of the number of groups that stays within `lanes`, at least 1."""
     most = max(lanes // max(layout.lanes, layout.value_lanes), 1)
     return max(n for n in range(1, most + 1) if layout.groups % n == 0)
+
+
+def mask_rows(mask: tuple, group: int) -> tuple[jax.Array, ...]:
+    """One group's rows [heads, tokens] of the block of a mask, which all groups may share."""
+    return tuple(ref[0, min(group, ref.shape[1] - 1)] for ref in mask)
 
 
 def load(ref, group: int, lanes: int, valid: jax.Array | None = None) -> jax.Array:
