@@ -101,7 +101,7 @@ def linear_attention(
         initial_state=initial_state,
         return_state=return_state,
     )
-    query = query * jnp.asarray(scale, accumulation_dtype(query))
+    query = (query * jnp.asarray(scale, accumulation_dtype(query))).astype(query.dtype)
     if not isinstance(feature_map, str):
         # A function of the caller's may hold traced values, which cannot enter the custom
         # derivative of the passes: it is applied here, at the price of one more array.

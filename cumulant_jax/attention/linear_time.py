@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from cumulant_jax.attention import arguments
 from cumulant_jax.attention.masks import key_mask
-from cumulant_jax.kernels import choose_implementation
+from cumulant_jax.kernels import check_implementation
 
 
 class Prepared(NamedTuple):
@@ -39,7 +39,7 @@ def prepare(
 ) -> Prepared:
     """Checks the arguments that the linear-time kinds share, under the names they have there."""
     query, key, value = arguments.check_query_key_value(query, key, value, is_causal=is_causal)
-    choose_implementation(implementation, operation)
+    check_implementation(implementation)
     check_state_options(initial_state, return_state=return_state, is_causal=is_causal)
     scale = arguments.check_scale(scale, query.shape[-1])
     mask = key_mask(

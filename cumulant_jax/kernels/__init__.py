@@ -5,7 +5,11 @@ from cumulant_jax.kernels.causal_attention import causal_attention, state_shapes
 from cumulant_jax.kernels.cumulants import read_out_matrix
 from cumulant_jax.kernels.device import Device, assume_device, current_device
 from cumulant_jax.kernels.features import PolynomialFeatures, elu1
-from cumulant_jax.kernels.implementation import IMPLEMENTATIONS, choose_implementation
+from cumulant_jax.kernels.implementation import (
+    IMPLEMENTATIONS,
+    check_implementation,
+    choose_implementation,
+)
 from cumulant_jax.kernels.moment_attention import moment_attention
 from cumulant_jax.kernels.moments import accumulation_dtype, masked_mean, read_out, sum_moments
 from cumulant_jax.kernels.reading import CumulantReading, NormalizedReading
@@ -29,6 +33,7 @@ __all__ = [
     "assume_device",
     "causal_attention",
     "causal_token_statistics",
+    "check_implementation",
     "choose_implementation",
     "chunk_length",
     "current_device",

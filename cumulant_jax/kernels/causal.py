@@ -96,29 +96,6 @@ def causal_read_out(
     return reading.finish(out[..., :length, :, :], pivot).astype(value.dtype), sums
 
 
-def causal_read_out_backward(
-    reading: Reading,
-    query,
-    key,
-    value,
-    mask,
-    scale,
-    sums,
-    key_pivot,
-    value_pivot,
-    out_bar,
-    sums_bar,
-) -> tuple[jax.Array, ...]:
-    """The cotangents of query, key, value, scale and sums."""
-
-    def forward(query, key, value, scale, sums):
-        return causal_read_out(
-            reading, query, key, value, mask, scale, sums, key_pivot, value_pivot
-        )
-
-    return jax.vjp(forward, query, key, value, scale, sums)[1]((out_bar, sums_bar))
-
-
 def _split(x: jax.Array, chunk: int) -> jax.Array:
     """[..., tokens, heads, dim] to [chunks, ..., chunk, heads, dim], padded with zeros."""
     chunks = -(-x.shape[-3] // chunk)

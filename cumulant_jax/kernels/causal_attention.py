@@ -16,7 +16,7 @@ from jax import lax
 
 from cumulant_jax.kernels import passes
 from cumulant_jax.kernels.causal import MomentState
-from cumulant_jax.kernels.over_mesh import Axes, is_alone, run
+from cumulant_jax.kernels.over_mesh import Axes, is_alone, run, run_directly
 from cumulant_jax.kernels.pivots import first_mean
 from cumulant_jax.kernels.reading import Reading
 
@@ -54,11 +54,9 @@ def causal_attention(
     inputs = (query, key, value, passes.scale_per_head(scale, query, key))
     inputs += (() if state is None else tuple(state)) + (() if mask is None else (mask,))
     forward = _Forward(reading, name, passes.mask_layout(mask, key), state is not None)
-    if name == "xla" and is_alone():
-        # Differentiated as it is, this keeps the states between chunks instead of making them anew.
-        out, *after = forward({}, *inputs)
-    else:
-        out, *after = _attend(forward, *inputs)
+    # Differentiated as it is, an operation keeps the states between chunks; on a mesh it makes them
+    # anew in its backward pass.
+    out, *after = (run_directly if is_alone() else _attend)(forward, *inputs)
     return out, MomentState(*after)
 
 
@@ -158,19 +156,24 @@ class _Backward(_Operation):
         query, key, value, scale, state, mask = self.split(arrays[:-2])
         assert state is not None
         out_bar, sums_bar = arrays[-2:]
-        core, token_axes = self.passes, axes.get("s", ())
-        inputs, pivots = (self.reading, query, key, value, mask, scale), state[1:]
+        core, token_axes, pivots = self.passes, axes.get("s", ()), state[1:]
+        start = state.sums
+        if token_axes:
+            before, _ = _other_shards(core, self.reading, key, value, mask, pivots, token_axes)
+            start = start + before
+
+        def forward(query, key, value, scale, sums):
+            return core.causal(self.reading, query, key, value, mask, scale, sums, *pivots)
+
+        _, pull = jax.vjp(forward, query, key, value, scale, start)
         if not token_axes:
-            return core.causal_backward(*inputs, *state, out_bar, sums_bar)
-        before, _ = _other_shards(core, self.reading, key, value, mask, pivots, token_axes)
-        start = state.sums + before
-        zero = jnp.zeros_like(sums_bar)
-        *bars, start_bar = core.causal_backward(*inputs, start, *pivots, out_bar, zero)
+            return pull((out_bar, sums_bar))
+        *bars, start_bar = pull((out_bar, jnp.zeros_like(sums_bar)))
         query_bar, key_bar, value_bar, scale_bar = bars
         # What this shard adds to the moments reaches the shards after it and the last state.
         start_bars, index = _gather(start_bar, token_axes)
         later = jnp.arange(start_bars.shape[0]) > index
-        after = jnp.tensordot(later.astype(zero.dtype), start_bars, axes=1)
+        after = jnp.tensordot(later.astype(start_bars.dtype), start_bars, axes=1)
         more = core.sum_moments_backward(
             self.reading.features,
             key,

@@ -19,13 +19,13 @@ class Device:
       platform: "cpu", "gpu" or "tpu".
       kind: the maker's name, such as "NVIDIA H200" or "TPU v5e"; block sizes are tuned per kind.
       compute_capability: of an NVIDIA GPU, such as (9, 0); else None.
-      interpret: run kernels in Pallas's interpreters, on the CPU, looking for races.
+      count: how many of them the program may run on.
     """
 
     platform: str
     kind: str = ""
     compute_capability: tuple[int, int] | None = None
-    interpret: bool = False
+    count: int = 1
 
 
 H100 = Device("gpu", "NVIDIA H100 80GB HBM3", (9, 0))
@@ -37,11 +37,6 @@ _assumed: contextvars.ContextVar[Device | None] = contextvars.ContextVar("device
 def current_device() -> Device:
     """The device that is assumed, or else the default one of this process."""
     return _assumed.get() or _default_device(jax.default_backend())
-
-
-def is_device_assumed() -> bool:
-    """Whether programs are traced for a device that may not be one of this process."""
-    return _assumed.get() is not None
 
 
 @contextlib.contextmanager
@@ -72,4 +67,4 @@ def _default_device(platform: str) -> Device:
     if isinstance(capability, str):
         major, _, minor = capability.partition(".")
         capability = (int(major), int(minor or 0))
-    return Device(platform, device.device_kind, capability)
+    return Device(platform, device.device_kind, capability, jax.device_count())

@@ -22,6 +22,12 @@ _logger = logging.getLogger("cumulant_jax")
 Unsupported = Callable[[Device], str | None]
 
 
+def check_implementation(implementation: str | None) -> None:
+    """Raises a ValueError unless `implementation` is None or one of `IMPLEMENTATIONS`."""
+    if implementation is not None and implementation not in IMPLEMENTATIONS:
+        raise ValueError(unknown_name("implementation", implementation, IMPLEMENTATIONS))
+
+
 def choose_implementation(
     implementation: str | None, operation: str, kernels: Mapping[str, Unsupported] | None = None
 ) -> str:
@@ -45,8 +51,7 @@ def choose_implementation(
     device = current_device()
     if implementation is None:
         return _best(operation, kernels, device)
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(unknown_name("implementation", implementation, IMPLEMENTATIONS))
+    check_implementation(implementation)
     if implementation != "xla":
         reason = _reason(implementation, kernels, device)
         if reason is not None:

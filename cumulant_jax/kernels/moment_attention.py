@@ -9,6 +9,7 @@ Nothing is kept for the backward pass but the inputs and the moments.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -16,7 +17,6 @@ import jax.numpy as jnp
 from jax import lax
 
 from cumulant_jax.kernels import passes
-from cumulant_jax.kernels.moments import accumulation_dtype
 from cumulant_jax.kernels.over_mesh import Axes, run
 from cumulant_jax.kernels.pivots import spread_mean
 from cumulant_jax.kernels.reading import Reading
@@ -51,95 +51,118 @@ def moment_attention(
     facts = passes.Facts.of(reading, query, key, value)
     name = passes.choose(implementation, operation, facts)
     scale = passes.scale_per_head(scale, query, key)
-    return _attend(reading, name, query, key, value, mask, scale)
+    fused = passes.passes_of(name).fits(facts)
+    forward = _Forward(reading, name, passes.mask_layout(mask, key), fused)
+    return _attend(forward, query, key, value, scale, *(() if mask is None else (mask,)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(reading, implementation, query, key, value, mask, scale):
-    return _forward(reading, implementation, query, key, value, mask, scale)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(forward: _Forward, *inputs):
+    return run(forward, *inputs)[0]
 
 
-def _forward(reading, implementation, query, key, value, mask, scale):
-    operation = _Forward(reading, implementation, passes.mask_layout(mask, key))
-    inputs = (query, key, value, scale) if mask is None else (query, key, value, scale, mask)
-    out, *moments = run(operation, *inputs)
+def _attend_forward(forward, *inputs):
+    out, *moments = run(forward, *inputs)
     return out, (inputs, tuple(moments))
 
 
-def _backward(reading, implementation, residuals, out_bar):
+def _attend_backward(forward, residuals, out_bar):
     inputs, moments = residuals
-    mask = inputs[4] if len(inputs) == 5 else None
-    operation = _Backward(reading, implementation, passes.mask_layout(mask, inputs[1]))
-    query, key, value, scale = run(operation, *inputs[:4], *moments, out_bar, *inputs[4:])
-    return query, key, value, None, scale
+    backward = _Backward(forward.reading, forward.implementation, forward.mask, forward.fused)
+    bars = run(backward, *inputs, *moments, out_bar)
+    return (*bars, *(None,) * len(forward.mask))
 
 
-_attend.defvjp(_forward, _backward)
+_attend.defvjp(_attend_forward, _attend_backward)
 
 
-class _Forward(passes.MomentOperation):
-    """query, key, value, scale, [mask] -> out, and the moments: sums and the two pivots."""
+@dataclasses.dataclass(frozen=True)
+class _Operation(passes.MomentOperation):
+    """query, key, value, scale, [mask], ...
 
-    @property
-    def outputs(self) -> tuple[str, ...]:
-        return ("bthv", "bkfc", "bkd", "bkv")
+    Attributes:
+      fused: whether one pass does all of it, unless a mesh splits the tokens: then nothing but the
+        inputs is kept for the backward pass.
+    """
+
+    fused: bool
 
     @property
     def inputs(self) -> tuple[str, ...]:
         return ("bthd", "bskd", "bskv", "bk", *self.mask)
 
+    @property
+    def moments(self) -> tuple[str, ...]:
+        """Sums, key pivot and value pivot, where these are kept."""
+        return () if self.fused else ("bkfc", "bkd", "bkv")
+
+    def sum_moments(self, token_axes, key, value, mask):
+        """The sums, key pivot and value pivot over the tokens of all shards."""
+        reading = self.reading
+        pivots = [
+            spread_mean(x, mask, token_axes) if reading.pivoted else passes.zeros_like_head(x)
+            for x in (key, value)
+        ]
+        sums = self.passes.sum_moments(
+            reading.features, key, value, mask, key_pivot=pivots[0], value_pivot=pivots[1]
+        )
+        return lax.psum(sums, token_axes) if token_axes else sums, *pivots
+
+
+class _Forward(_Operation):
+    """... -> out, and the moments where they are kept."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return ("bthv", *self.moments)
+
     def __call__(self, axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
         query, key, value, scale, *others = arrays
-        mask = others[0] if others else None
-        reading, core = self.reading, self.passes
-        token_axes = axes.get("s", ())
-        if core.fused is not None and not token_axes:
-            fused = core.fused(reading, query, key, value, mask, scale)
-            if fused is not None:
-                return fused
-        key_pivot, value_pivot = (
-            spread_mean(x, mask, token_axes)
-            if reading.pivoted
-            else jnp.zeros((*x.shape[:-3], *x.shape[-2:]), accumulation_dtype(x))
-            for x in (key, value)
-        )
-        sums = core.sum_moments(
-            reading.features, key, value, mask, key_pivot=key_pivot, value_pivot=value_pivot
-        )
-        if token_axes:
-            sums = lax.psum(sums, token_axes)
-        matrix = reading.matrix(sums, value_pivot, scale, dim=key.shape[-1])
+        mask = others[0] if self.mask else None
+        reading, core, token_axes = self.reading, self.passes, axes.get("s", ())
+        if self.fused and core.fused is not None and not token_axes:
+            return (core.fused(reading, query, key, value, mask, scale),)
+        moments = self.sum_moments(token_axes, key, value, mask)
+        matrix = reading.matrix(moments[0], moments[2], scale, dim=key.shape[-1])
         eps = reading.normalizer_eps
         out = core.read_out(reading.features, query, matrix, normalizer_eps=eps)
-        return out.astype(value.dtype), sums, key_pivot, value_pivot
+        return (out.astype(value.dtype), *moments)[: len(self.outputs)]
 
 
-class _Backward(passes.MomentOperation):
-    """The inputs, the moments and the cotangent of out -> those of query, key, value and scale."""
+class _Backward(_Operation):
+    """..., [moments], cotangent of out -> those of query, key, value and scale."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return (*super().inputs, *self.moments, "bthv")
 
     @property
     def outputs(self) -> tuple[str, ...]:
         return ("bthd", "bskd", "bskv", "bk")
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("bthd", "bskd", "bskv", "bk", "bkfc", "bkd", "bkv", "bthv", *self.mask)
-
     def __call__(self, axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-        query, key, value, scale, sums, key_pivot, value_pivot, out_bar, *others = arrays
-        mask = others[0] if others else None
+        query, key, value, scale, *others, out_bar = arrays
+        mask = others.pop(0) if self.mask else None
         reading, core = self.reading, self.passes
+        query_axes, key_axes = axes.get("t", ()), axes.get("s", ())
+        if self.fused and core.fused_backward is not None and not (query_axes or key_axes):
+            return core.fused_backward(reading, query, key, value, mask, scale, out_bar)
+        moments = others or self.sum_moments(key_axes, key, value, mask)
+        sums, key_pivot, value_pivot = moments
         make_matrix = functools.partial(reading.matrix, dim=key.shape[-1])
         matrix, pull = jax.vjp(lambda s, c: make_matrix(s, value_pivot, c), sums, scale)
-        eps = reading.normalizer_eps
         query_bar, matrix_bar = core.read_out_backward(
-            reading.features, query, matrix, out_bar, normalizer_eps=eps
+            reading.features,
+            query,
+            matrix,
+            normalizer_eps=reading.normalizer_eps,
+            out_bar=out_bar,
         )
         if matrix_bar.shape != matrix.shape:
             grouped = (*matrix.shape[:-2], -1, *matrix.shape[-2:])
             matrix_bar = jnp.sum(matrix_bar.reshape(grouped), axis=-3)
-        if axes.get("t"):
-            matrix_bar = lax.psum(matrix_bar, axes["t"])
+        if query_axes:
+            matrix_bar = lax.psum(matrix_bar, query_axes)
         sums_bar, scale_bar = pull(matrix_bar)
         key_bar, value_bar = core.sum_moments_backward(
             reading.features,

@@ -117,9 +117,9 @@ def read_out_backward(
     features: Features,
     query: jax.Array,
     matrix: jax.Array,
-    out_bar: jax.Array,
     *,
     normalizer_eps: float | None = None,
+    out_bar: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """The cotangents of query and matrix, in one pass, from that of what `read_out` returned.
 

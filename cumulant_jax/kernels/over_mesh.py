@@ -25,7 +25,7 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from cumulant_jax.kernels.device import is_device_assumed
+from cumulant_jax.kernels.device import current_device
 
 _SHARDED = "btsk"
 
@@ -48,7 +48,7 @@ class Operation(Protocol):
 
     @property
     def needs_one_batch_axis(self) -> bool:
-        """Whether mapped axes and several batch axes must be made one batch axis first."""
+        """Whether several batch axes must be made one first."""
         ...
 
     def __call__(self, axes: Axes, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -65,7 +65,7 @@ def is_alone() -> bool:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.manual_axes:
         return True
-    return jax.device_count() == 1 and not is_device_assumed()
+    return current_device().count == 1
 
 
 def run(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -82,10 +82,21 @@ def run(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     types = set(mesh.axis_types) if not mesh.empty else set()
     if AxisType.Explicit in types and not mesh.manual_axes:
         return _run_explicit(operation, mesh, arrays)
-    alone = is_alone()
-    if alone and not operation.needs_one_batch_axis:
-        return operation({}, *arrays)
-    function = _alone(operation) if alone else _partitioned(operation)
+    if not is_alone():
+        return _with_one_batch_axis(_partitioned(operation), operation, arrays)
+    if operation.needs_one_batch_axis:
+        return _with_one_batch_axis(_alone(operation), operation, arrays)
+    return operation({}, *arrays)
+
+
+def run_directly(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Runs an operation on one device, open to JAX's own differentiation."""
+    if operation.needs_one_batch_axis:
+        return _with_one_batch_axis(functools.partial(operation, {}), operation, arrays)
+    return operation({}, *arrays)
+
+
+def _with_one_batch_axis(function, operation: Operation, arrays) -> tuple[jax.Array, ...]:
     batch = arrays[0].shape[: arrays[0].ndim - len(operation.inputs[0]) + 1]
     flat = (_with_batch(x, (math.prod(batch),), len(batch)) for x in arrays)
     return tuple(_with_batch(x, batch, 1) for x in function(*flat))
@@ -144,7 +155,7 @@ def _with_batch(x: jax.Array, batch: tuple[int, ...], replaced: int) -> jax.Arra
 @functools.lru_cache(maxsize=1024)
 def _alone(operation: Operation):
     """The operation on arrays with one batch axis, on one device."""
-    return _differentiable(operation, functools.partial(operation, {}))
+    return _with_derivatives(operation, functools.partial(operation, {}))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -168,7 +179,7 @@ def _partitioned(operation: Operation):
         return mesh, local, shardings(operation.outputs), shardings(operation.inputs)
 
     call.def_partition(partition, sharding_rule=_rule(operation))
-    return _differentiable(operation, call)
+    return _with_derivatives(operation, _under_vmap(call))
 
 
 def _rule(operation: Operation):
@@ -224,8 +235,26 @@ def _spec(layout: str, axes: Axes) -> P:
     return P(*(axes.get("k" if letter == "h" else letter) for letter in layout))
 
 
-def _differentiable(operation: Operation, call):
-    """`call`, an opaque way to run the operation, under vmap and with derivatives."""
+def _with_derivatives(operation: Operation, call):
+    """`call`, an opaque way to run the operation, with the derivatives of its open form."""
+
+    @jax.custom_vjp
+    def differentiated(*arrays):
+        return call(*arrays)
+
+    def forward(*arrays):
+        return call(*arrays), arrays
+
+    def backward(arrays, cotangents):
+        _, pull = jax.vjp(functools.partial(operation.differentiable(), {}), *arrays)
+        return pull(cotangents)
+
+    differentiated.defvjp(forward, backward)
+    return differentiated
+
+
+def _under_vmap(call):
+    """`call` on arrays with one batch axis, which a mapped axis joins."""
 
     @custom_vmap
     def mapped(*arrays):
@@ -241,19 +270,7 @@ def _differentiable(operation: Operation, call):
         out = tuple(x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:]) for x in out)
         return out, (True,) * len(out)
 
-    @jax.custom_vjp
-    def differentiated(*arrays):
-        return mapped(*arrays)
-
-    def forward(*arrays):
-        return mapped(*arrays), arrays
-
-    def backward(arrays, cotangents):
-        _, pull = jax.vjp(functools.partial(operation.differentiable(), {}), *arrays)
-        return pull(cotangents)
-
-    differentiated.defvjp(forward, backward)
-    return differentiated
+    return mapped
 
 
 def _run_explicit(operation: Operation, mesh, arrays):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
 from cumulant_jax.kernels import causal, moments
-from cumulant_jax.kernels.implementation import choose_implementation
+from cumulant_jax.kernels.device import Device
+from cumulant_jax.kernels.implementation import IMPLEMENTATIONS, choose_implementation
 from cumulant_jax.kernels.moments import accumulation_dtype
 from cumulant_jax.kernels.reading import Reading
 
@@ -24,49 +26,54 @@ class Facts:
       dtypes: of query, key and value.
       dim: of queries and keys.
       value_dim: of values.
-      queries: number of queries, None where it is symbolic.
-      keys: number of keys and values, likewise.
+      queries: number of queries.
+      keys: number of keys and values.
       heads: of the queries.
       key_heads: of keys and values.
+      is_symbolic: whether a size is not known yet, as in a program for export, or is zero.
     """
 
     reading: Reading
     dtypes: tuple[jnp.dtype, ...]
     dim: int
     value_dim: int
-    queries: int | None
-    keys: int | None
+    queries: int
+    keys: int
     heads: int
     key_heads: int
+    is_symbolic: bool
 
     @classmethod
-    def of(cls, reading: Reading, query, key, value) -> Facts:
+    def of(cls, reading: Reading, query: jax.Array, key: jax.Array, value: jax.Array) -> Facts:
         """The facts of a call."""
-        queries, keys = (
-            x.shape[-3] if isinstance(x.shape[-3], int) else None for x in (query, key)
-        )
+        arrays = (query, key, value)
         return cls(
-            reading,
-            tuple(x.dtype for x in (query, key, value)),
-            *(key.shape[-1], value.shape[-1]),
-            *(queries, keys),
-            *(query.shape[-2], key.shape[-2]),
+            reading=reading,
+            dtypes=tuple(x.dtype for x in arrays),
+            dim=key.shape[-1],
+            value_dim=value.shape[-1],
+            queries=query.shape[-3],
+            keys=key.shape[-3],
+            heads=query.shape[-2],
+            key_heads=key.shape[-2],
+            is_symbolic=not all(isinstance(n, int) and n for x in arrays for n in x.shape),
         )
 
 
 @dataclasses.dataclass(frozen=True)
 class Passes:
-    """One implementation: functions as those of `moments`, and one for short sequences.
+    """One implementation of what attention is made of.
 
     Attributes:
       sum_moments: as `moments.sum_moments`.
       sum_moments_backward: as `moments.sum_moments_backward`.
       read_out: as `moments.read_out`.
       read_out_backward: as `moments.read_out_backward`.
-      causal: as `causal.causal_read_out`.
-      causal_backward: as `causal.causal_read_out_backward`.
-      fused: None, or fused(reading, query, key, value, mask, scale) -> (out, sums, key_pivot,
-        value_pivot), all in one pass, or None where the sequences are too long for that.
+      causal: as `causal.causal_read_out`, and JAX can differentiate it.
+      fits: fits(facts), whether sequences are so short that `fused` serves.
+      fused: fused(reading, query, key, value, mask, scale) -> out, all in one pass.
+      fused_backward: fused_backward(reading, query, key, value, mask, scale, out_bar) -> the
+        cotangents of query, key, value and scale.
     """
 
     sum_moments: Callable
@@ -74,8 +81,9 @@ class Passes:
     read_out: Callable
     read_out_backward: Callable
     causal: Callable
-    causal_backward: Callable
-    fused: Callable[..., tuple[jax.Array, ...] | None] | None = None
+    fits: Callable[[Facts], bool]
+    fused: Callable[..., jax.Array] | None = None
+    fused_backward: Callable[..., tuple[jax.Array, ...]] | None = None
 
 
 def _xla() -> Passes:
@@ -85,18 +93,30 @@ def _xla() -> Passes:
         moments.read_out,
         moments.read_out_backward,
         causal.causal_read_out,
-        causal.causal_read_out_backward,
+        lambda facts: False,
     )
 
 
-#: Name to what makes the passes. Kernels are imported when they are first used.
-PASSES: dict[str, Callable[[], Passes]] = {"xla": functools.cache(_xla)}
+# Kernels are imported when they are first used: elsewhere they may not even import.
+@functools.cache
+def passes_of(implementation: str) -> Passes:
+    """The passes of an implementation."""
+    return _xla() if implementation == "xla" else _kernels(implementation).passes()
+
+
+@functools.cache
+def _kernels(implementation: str):
+    return importlib.import_module(f"cumulant_jax.kernels.{implementation}.passes")
 
 
 def choose(implementation: str | None, operation: str, facts: Facts) -> str:
     """The implementation that serves a call, see `choose_implementation`."""
-    del facts
-    return choose_implementation(implementation, operation, {})
+
+    def unsupported(name: str, device: Device) -> str | None:
+        return _kernels(name).unsupported(facts, device)
+
+    kernels = {name: functools.partial(unsupported, name) for name in IMPLEMENTATIONS[1:]}
+    return choose_implementation(implementation, operation, kernels)
 
 
 def zeros_like_head(x: jax.Array) -> jax.Array:
@@ -132,7 +152,7 @@ class MomentOperation:
     @property
     def passes(self) -> Passes:
         """The passes of the implementation."""
-        return PASSES[self.implementation]()
+        return passes_of(self.implementation)
 
     @property
     def needs_one_batch_axis(self) -> bool:

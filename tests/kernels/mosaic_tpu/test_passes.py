@@ -104,7 +104,7 @@ FUSED = [
 
 
 @pytest.mark.parametrize(
-    "batch,queries,tokens,heads,dim,value_dim,dtype,features,mask,reduction,mean".split(","), FUSED
+    ["batch", "queries", "tokens", "heads", "dim", "value_dim", "dtype", "features", "mask", "reduction", "mean"], FUSED
 )
 def test_fused(
     batch, queries, tokens, heads, dim, value_dim, dtype, features, mask, reduction, mean

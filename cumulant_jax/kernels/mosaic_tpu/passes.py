@@ -1,0 +1,141 @@
+"""The TPU kernels as one of the implementations that attention chooses from."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from cumulant_jax.kernels.device import Device, current_device
+from cumulant_jax.kernels.mosaic_tpu.body import lane_features
+from cumulant_jax.kernels.mosaic_tpu.causal import (
+    causal_cumulant,
+    causal_cumulant_backward,
+    causal_linear,
+    causal_linear_backward,
+)
+from cumulant_jax.kernels.mosaic_tpu.fused import (
+    fused_cumulant,
+    fused_cumulant_backward,
+    fused_linear,
+    fused_linear_backward,
+)
+from cumulant_jax.kernels.mosaic_tpu.moments import sum_moments, sum_moments_backward
+from cumulant_jax.kernels.mosaic_tpu.read_out import read_out, read_out_backward
+from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, block_sizes
+from cumulant_jax.kernels.passes import Facts, Passes
+from cumulant_jax.kernels.reading import CumulantReading, Reading
+
+DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float32"))
+LONGEST_FUSED = 512
+WIDEST = 256
+
+
+def unsupported(facts: Facts, device: Device) -> str | None:
+    """Why the TPU kernels cannot serve a call, None where they can."""
+    if any(old in device.kind for old in ("v2", "v3")):
+        return f"needs a TPU v4 or later, and this is a {device.kind}"
+    if facts.is_symbolic:
+        return "needs sizes that are known, and some are symbolic or zero"
+    if len(set(facts.dtypes)) > 1 or facts.dtypes[0] not in DTYPES:
+        names = ", ".join(map(str, facts.dtypes))
+        return f"needs query, key and value all bfloat16 or all float32, not {names}"
+    if lane_features(facts.reading.features) is None:
+        return "has no kernel for these features, which XLA's matrix products serve as well"
+    if max(facts.dim, facts.value_dim) > WIDEST:
+        return f"takes head dims up to {WIDEST}, not {max(facts.dim, facts.value_dim)}"
+    return None
+
+
+def passes() -> Passes:
+    """The passes."""
+    return Passes(
+        _sized(sum_moments),
+        _sized(sum_moments_backward),
+        _sized(read_out),
+        _sized(read_out_backward),
+        _causal,
+        _fits,
+        _fused,
+        _fused_backward,
+    )
+
+
+def _sizes() -> BlockSizes:
+    return block_sizes(current_device().kind)
+
+
+def _sized(function):
+    def run(*arrays, **options):
+        return function(*arrays, **options, block_sizes=_sizes())
+
+    return run
+
+
+def _fits(facts: Facts) -> bool:
+    """Whether all tokens of a head fit in VMEM."""
+    if facts.queries is None or facts.keys is None or facts.heads != facts.key_heads:
+        return False
+    return max(facts.queries, facts.keys) <= LONGEST_FUSED
+
+
+def _fused(reading: Reading, query, key, value, mask, scale) -> jax.Array:
+    arrays = (reading.features, query, key, value, mask)
+    if isinstance(reading, CumulantReading):
+        options = {"reduction_is_sum": reading.reduction_is_sum, "block_sizes": _sizes()}
+        return fused_cumulant(*arrays, scale, **options)
+    eps = reading.normalizer_eps
+    return fused_linear(*arrays, normalizer_eps=eps, block_sizes=_sizes())
+
+
+def _fused_backward(reading: Reading, query, key, value, mask, scale, out_bar):
+    arrays = (reading.features, query, key, value, mask)
+    if isinstance(reading, CumulantReading):
+        options = {"reduction_is_sum": reading.reduction_is_sum, "block_sizes": _sizes()}
+        return fused_cumulant_backward(*arrays, scale, out_bar, **options)
+    eps = reading.normalizer_eps
+    bars = fused_linear_backward(*arrays, out_bar, normalizer_eps=eps, block_sizes=_sizes())
+    return *bars, jnp.zeros_like(scale)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _causal(reading: Reading, query, key, value, mask, scale, sums, key_pivot, value_pivot):
+    arrays = (query, key, value, mask, scale, sums, key_pivot, value_pivot)
+    return _run_causal(reading, arrays, save_states=False)[:2]
+
+
+def _causal_forward(reading, *arrays):
+    out, sums, states = _run_causal(reading, arrays, save_states=True)
+    return (out, sums), (arrays, states)
+
+
+def _causal_backward(reading, residuals, cotangents):
+    (query, key, value, mask, scale, sums, key_pivot, value_pivot), states = residuals
+    arrays = (reading.features, query, key, value, mask, sums)
+    if isinstance(reading, CumulantReading):
+        options = {"reduction_is_sum": reading.reduction_is_sum, "block_sizes": _sizes()}
+        *bars, sums_bar, scale_bar = causal_cumulant_backward(
+            *arrays, key_pivot, value_pivot, scale, states, *cotangents, **options
+        )
+    else:
+        eps = reading.normalizer_eps
+        options = {"normalizer_eps": eps, "block_sizes": _sizes()}
+        *bars, sums_bar = causal_linear_backward(*arrays, states, *cotangents, **options)
+        scale_bar = jnp.zeros_like(scale)
+    pivots = jnp.zeros_like(key_pivot), jnp.zeros_like(value_pivot)
+    return *bars, None, scale_bar, sums_bar, *pivots
+
+
+_causal.defvjp(_causal_forward, _causal_backward)
+
+
+def _run_causal(reading: Reading, arrays, *, save_states: bool):
+    query, key, value, mask, scale, sums, key_pivot, value_pivot = arrays
+    arrays = (reading.features, query, key, value, mask, sums)
+    if isinstance(reading, CumulantReading):
+        options = {"reduction_is_sum": reading.reduction_is_sum, "block_sizes": _sizes()}
+        options["save_states"] = save_states
+        return causal_cumulant(*arrays, key_pivot, value_pivot, scale, **options)
+    options = {"normalizer_eps": reading.normalizer_eps, "block_sizes": _sizes()}
+    return causal_linear(*arrays, save_states=save_states, **options)
