@@ -1,5 +1,11 @@
 """The passes over tokens as Mosaic TPU kernels, without derivatives: forward and backward."""
 
+from cumulant_jax.kernels.mosaic_tpu.causal import (
+    causal_cumulant,
+    causal_cumulant_backward,
+    causal_linear,
+    causal_linear_backward,
+)
 from cumulant_jax.kernels.mosaic_tpu.fused import (
     fused_cumulant,
     fused_cumulant_backward,
@@ -13,6 +19,10 @@ from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, block_sizes
 __all__ = [
     "BlockSizes",
     "block_sizes",
+    "causal_cumulant",
+    "causal_cumulant_backward",
+    "causal_linear",
+    "causal_linear_backward",
     "fused_cumulant",
     "fused_cumulant_backward",
     "fused_linear",

@@ -77,13 +77,13 @@ def linear_weights(layout: HeadLayout, moments: Moments) -> ReadOut:
 def column(row: jax.Array) -> jax.Array:
     """A row [1, n] as a column [n, 1], without a transpose."""
     shape = (row.shape[1], row.shape[1])
-    diagonal = lax.broadcasted_iota(jnp.int32, shape, 0) == lax.broadcasted_iota(jnp.int32, shape, 1)
+    diagonal = lax.broadcasted_iota(jnp.int32, shape, 0) == lax.broadcasted_iota(
+        jnp.int32, shape, 1
+    )
     return jnp.sum(jnp.where(diagonal, row, 0), axis=1, keepdims=True)
 
 
-def effective_query(
-    query: jax.Array, means: list[jax.Array]
-) -> tuple[list[jax.Array], jax.Array]:
+def effective_query(query: jax.Array, means: list[jax.Array]) -> tuple[list[jax.Array], jax.Array]:
     """What multiplies mean raw moments to give the expansion at a query; lane by lane.
 
     As `kernels.effective_features`, for dims that do not mix.

@@ -134,7 +134,7 @@ def known_features(features: Callable[[jax.Array], jax.Array]) -> LaneFeatures:
 
 
 class Moments(NamedTuple):
-    """Sums over tokens for one group of heads.
+    """Sums over tokens for one group of heads; or references to them, or their shapes.
 
     Attributes:
       matrix: [value_lanes, degree · lanes], Σ value ⊗ features.
@@ -142,9 +142,9 @@ class Moments(NamedTuple):
       values: [1, value_lanes], Σ value.
     """
 
-    matrix: jax.Array
-    features: jax.Array
-    values: jax.Array
+    matrix: Any
+    features: Any
+    values: Any
 
 
 def sum_moments(
@@ -169,9 +169,9 @@ class ReadOut(NamedTuple):
       normalizer: like `matrix`, a head's normalizer in each of its value lanes, if there is one.
     """
 
-    matrix: jax.Array
-    constant: jax.Array | None
-    normalizer: jax.Array | None
+    matrix: Any
+    constant: Any
+    normalizer: Any
 
 
 def read_out(

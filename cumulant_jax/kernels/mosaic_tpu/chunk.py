@@ -189,9 +189,7 @@ def _only(layout: HeadLayout, head: int, x: jax.Array) -> jax.Array:
 
 def _sum_heads(layout: HeadLayout, x: jax.Array) -> list[jax.Array]:
     """Sums over the lanes of each head, [tokens, 1]."""
-    return [
-        jnp.sum(_only(layout, head, x), axis=1, keepdims=True) for head in range(layout.packed)
-    ]
+    return [jnp.sum(_only(layout, head, x), axis=1, keepdims=True) for head in range(layout.packed)]
 
 
 def _to_value_lanes(layout: HeadLayout, heads: list[jax.Array]) -> jax.Array:

@@ -20,6 +20,7 @@ from cumulant_jax.kernels.mosaic_tpu.algebra import cumulant_weights, linear_wei
 from cumulant_jax.kernels.mosaic_tpu.body import LaneFeatures
 from cumulant_jax.kernels.mosaic_tpu.layout import HeadLayout, all_of, keep
 from cumulant_jax.kernels.mosaic_tpu.tiling import (
+    DEFAULT_SIZES,
     BlockSizes,
     Tiling,
     call,
@@ -42,7 +43,7 @@ def fused_cumulant(
     scale: jax.Array,
     *,
     reduction_is_sum: bool,
-    block_sizes: BlockSizes = BlockSizes(),
+    block_sizes: BlockSizes = DEFAULT_SIZES,
 ) -> jax.Array:
     """Cumulant attention over a short sequence, in one kernel.
 
@@ -73,7 +74,7 @@ def fused_cumulant_backward(
     out_bar: jax.Array,
     *,
     reduction_is_sum: bool,
-    block_sizes: BlockSizes = BlockSizes(),
+    block_sizes: BlockSizes = DEFAULT_SIZES,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """The cotangents of query, key, value and scale [batch, heads] of `fused_cumulant`.
 
@@ -89,7 +90,8 @@ def fused_cumulant_backward(
       block_sizes: sizes of the blocks in VMEM.
     """
     attend = functools.partial(_cumulant, body.known_features(features), reduction_is_sum)
-    return _backward(attend, query, key, value, mask, scale, out_bar, block_sizes)
+    bars, scale_bar = _backward(attend, query, key, value, mask, scale, out_bar, block_sizes)
+    return *bars, scale_bar[0]
 
 
 def fused_linear(
@@ -100,7 +102,7 @@ def fused_linear(
     mask: jax.Array | None,
     *,
     normalizer_eps: float,
-    block_sizes: BlockSizes = BlockSizes(),
+    block_sizes: BlockSizes = DEFAULT_SIZES,
 ) -> jax.Array:
     """Linear attention over a short sequence, in one kernel.
 
@@ -129,7 +131,7 @@ def fused_linear_backward(
     out_bar: jax.Array,
     *,
     normalizer_eps: float,
-    block_sizes: BlockSizes = BlockSizes(),
+    block_sizes: BlockSizes = DEFAULT_SIZES,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The cotangents of query, key and value of `fused_linear`.
 
@@ -144,7 +146,7 @@ def fused_linear_backward(
       block_sizes: sizes of the blocks in VMEM.
     """
     attend = functools.partial(_linear, body.known_features(features), normalizer_eps)
-    return _backward(attend, query, key, value, mask, None, out_bar, block_sizes)[:3]
+    return _backward(attend, query, key, value, mask, None, out_bar, block_sizes)[0]
 
 
 def _cumulant(
@@ -170,7 +172,8 @@ def _cumulant(
         features.degree,
         layout,
         body.sum_moments(features, dtype, key, value, valid[0]),
-        *counts,
+        counts[0],
+        counts[1],
         pivots[1],
         scale,
         reduction_is_sum=reduction_is_sum,
@@ -219,16 +222,16 @@ def _backward(attend: Attend, query, key, value, mask, scale, out_bar, sizes):
         flops=queries.flops(10) + keys.flops(12),
     )(*operands, layout.pack_values(out_bar))
     query_bar, key_bar, value_bar = bars
-    return (
+    tokens_bar = (
         layout.unpack_keys(query_bar),
         layout.unpack_keys(key_bar),
         layout.unpack_values(value_bar),
-        *(jnp.sum(layout.unpack_rows(x, values=False), axis=-1) for x in scale_bar),
     )
+    return tokens_bar, [jnp.sum(layout.unpack_rows(x, values=False), axis=-1) for x in scale_bar]
 
 
 def _operands(query, key, value, mask, scale, sizes: BlockSizes, arrays: int):
-    """What both kernels read, its block specs, the tilings of queries and keys, the matmul dtype."""
+    """What both kernels read, its specs, the tilings of queries and keys, the matmul dtype."""
     batch, _, heads, dim = query.shape
     layout = HeadLayout(heads, dim, value.shape[-1])
     dtype = jnp.result_type(query, key, value)
@@ -268,7 +271,7 @@ def _group(attend: Attend, queries: Tiling, keys: Tiling, dtype, group: int, ref
     widths = (layout.lanes, layout.value_lanes)
     valid = [keys.valid(group, lanes, mask_rows(masks, group)) for lanes in widths]
     counts = [
-        jnp.sum(v.astype(jnp.float32), axis=0, keepdims=True) if masks else float(keys.length)
+        float(keys.length) if v is None or not masks else jnp.sum(_ones(v), axis=0, keepdims=True)
         for v in valid
     ]
     inputs = (
@@ -278,6 +281,10 @@ def _group(attend: Attend, queries: Tiling, keys: Tiling, dtype, group: int, ref
         scales[0][0, group] if scales else None,
     )
     return functools.partial(attend, layout, dtype, valid=valid, counts=counts), inputs, valid
+
+
+def _ones(condition: jax.Array) -> jax.Array:
+    return condition.astype(jnp.float32)
 
 
 def _forward_kernel(attend: Attend, queries: Tiling, keys: Tiling, dtype, *refs):

@@ -110,7 +110,7 @@ class HeadLayout:
         return _from_lanes(x, self.heads, self.value_dim)
 
     def pack_matrix(self, matrix: jax.Array) -> jax.Array:
-        """[batch, heads, degree · dim, value_dim] to [batch, groups, value_lanes, degree · lanes]."""
+        """[batch, heads, degree · dim, value_dim] to [batch, groups, value_lanes, …lanes]."""
         batch, _, rows, _ = matrix.shape
         degree = rows // self.dim
         x = matrix.astype(jnp.float32).reshape(batch, self.heads, degree, self.dim, self.value_dim)
@@ -188,7 +188,7 @@ def head_of_lane(shape: tuple[int, ...], head_lanes: int) -> jax.Array:
 
 
 def _divide(x: jax.Array, y: int) -> jax.Array:
-    """x // y for non-negative integers, without the sign handling that kernels cannot lower."""
+    """X // y for non-negative integers, without the sign handling that kernels cannot lower."""
     return lax.div(x, jnp.full_like(x, y))
 
 

@@ -6,13 +6,21 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from cumulant_jax.kernels.moments import Features
 from cumulant_jax.kernels.mosaic_tpu import body
 from cumulant_jax.kernels.mosaic_tpu.body import LaneFeatures, Moments
 from cumulant_jax.kernels.mosaic_tpu.layout import HeadLayout, keep
-from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, Tiling, call, load, mask_rows, store
+from cumulant_jax.kernels.mosaic_tpu.tiling import (
+    DEFAULT_SIZES,
+    BlockSizes,
+    Tiling,
+    call,
+    load,
+    mask_rows,
+    store,
+    zero_first,
+)
 
 
 def sum_moments(
@@ -23,7 +31,7 @@ def sum_moments(
     key_pivot: jax.Array,
     value_pivot: jax.Array,
     *,
-    block_sizes: BlockSizes = BlockSizes(),
+    block_sizes: BlockSizes = DEFAULT_SIZES,
 ) -> jax.Array:
     """Sums features(key − pivot) ⊗ (value − pivot, 1) over the unmasked tokens.
 
@@ -66,7 +74,7 @@ def sum_moments(
         layout.unpack_matrix(matrix),
         layout.unpack_rows(feature_sums, values=False),
         layout.unpack_rows(value_sums, values=True) if maps.constant else None,
-        _count(key, mask),
+        token_count(key, mask),
     )
 
 
@@ -79,7 +87,7 @@ def sum_moments_backward(
     value_pivot: jax.Array,
     sums_bar: jax.Array,
     *,
-    block_sizes: BlockSizes = BlockSizes(),
+    block_sizes: BlockSizes = DEFAULT_SIZES,
 ) -> tuple[jax.Array, jax.Array]:
     """The cotangents of key and value, from that of the sums: one pass, one read, one write.
 
@@ -110,7 +118,10 @@ def sum_moments_backward(
     keys, values = operands[:2]
     key_bar, value_bar = call(
         functools.partial(_backward_kernel, maps, tiling, dtype),
-        (jax.ShapeDtypeStruct(keys.shape, keys.dtype), jax.ShapeDtypeStruct(values.shape, values.dtype)),
+        (
+            jax.ShapeDtypeStruct(keys.shape, keys.dtype),
+            jax.ShapeDtypeStruct(values.shape, values.dtype),
+        ),
         name="sum_moments_backward",
         grid=tiling.grid,
         in_specs=(*specs, Moments(*(tiling.per_group(*x.shape[2:]) for x in bars))),
@@ -164,7 +175,7 @@ def _operands(key, value, mask, key_pivot, value_pivot, sizes, *, split):
     return operands, specs, tiling, dtype
 
 
-def _count(key: jax.Array, mask: jax.Array | None) -> jax.Array:
+def token_count(key: jax.Array, mask: jax.Array | None) -> jax.Array:
     """The number of unmasked tokens, [batch, heads or 1]."""
     if mask is None:
         return jnp.full((key.shape[0], 1), key.shape[1], jnp.float32)
@@ -195,11 +206,7 @@ def _sum_kernel(
     value_pivot,
     sums: Moments,
 ):
-    @pl.when(pl.program_id(3) == 0)
-    def _():
-        for ref in sums:
-            ref[...] = jnp.zeros_like(ref)
-
+    zero_first(sums)
     for group in range(tiling.step_groups):
         key, value, valid, _ = _centred(
             tiling, group, key_ref, value_ref, mask_refs, key_pivot, value_pivot

@@ -6,13 +6,20 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import pallas as pl
 
 from cumulant_jax.kernels.moments import Features
 from cumulant_jax.kernels.mosaic_tpu import body
 from cumulant_jax.kernels.mosaic_tpu.body import LaneFeatures, ReadOut
 from cumulant_jax.kernels.mosaic_tpu.layout import HeadLayout
-from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, Tiling, call, load, store
+from cumulant_jax.kernels.mosaic_tpu.tiling import (
+    DEFAULT_SIZES,
+    BlockSizes,
+    Tiling,
+    call,
+    load,
+    store,
+    zero_first,
+)
 
 
 def read_out(
@@ -21,7 +28,7 @@ def read_out(
     matrix: jax.Array,
     normalizer_eps: float | None = None,
     *,
-    block_sizes: BlockSizes = BlockSizes(),
+    block_sizes: BlockSizes = DEFAULT_SIZES,
 ) -> jax.Array:
     """Reads moments out with the queries: features(query) @ matrix.
 
@@ -61,7 +68,7 @@ def read_out_backward(
     normalizer_eps: float | None,
     out_bar: jax.Array,
     *,
-    block_sizes: BlockSizes = BlockSizes(),
+    block_sizes: BlockSizes = DEFAULT_SIZES,
 ) -> tuple[jax.Array, jax.Array]:
     """The cotangents of queries and matrix, in one pass that reads query and out_bar once.
 
@@ -169,11 +176,7 @@ def _backward_kernel(
     query_bar_ref,
     bars: ReadOut,
 ):
-    @pl.when(pl.program_id(3) == 0)
-    def _():
-        for ref in jax.tree.leaves(bars):
-            ref[...] = jnp.zeros_like(ref)
-
+    zero_first(bars)
     layout = tiling.layout
     for group in range(tiling.step_groups):
         # A query beyond the end, or of no head, must be a number: it meets the sums of the others.

@@ -20,7 +20,6 @@ from cumulant_jax.kernels.mosaic_tpu.layout import (
     within,
 )
 
-
 # Rows of a bfloat16 register; float32 ones have half as many.
 SUBLANES = 16
 
@@ -37,9 +36,9 @@ class BlockSizes:
       lanes: lanes of keys or values per step; a group of heads that is wider goes alone.
       fused_bytes: inputs and outputs of one step over a whole short sequence.
       fused_lanes: the most lanes of such a step, however short the sequence.
-      causal_tokens: tokens per step of the causal pass, which saves its state once a step; halved
-        for float32 inputs.
-      causal_lanes: lanes of keys or values per step of the causal pass.
+      causal_tokens: the most tokens per step of the causal pass, which saves its state once a step.
+      causal_lanes: lanes of queries per step of the causal pass.
+      causal_bytes: inputs and outputs of one step of its backward pass.
       chunk: tokens per chunk of the causal pass, whose dense part costs chunk² per head.
     """
 
@@ -49,9 +48,11 @@ class BlockSizes:
     fused_lanes: int = 1024
     causal_tokens: int = 1024
     causal_lanes: int = 256
+    causal_bytes: int = 7 << 19
     chunk: int = 128
 
 
+DEFAULT_SIZES = BlockSizes()
 _BLOCK_SIZES: dict[str, BlockSizes] = {}
 
 
@@ -61,7 +62,7 @@ def block_sizes(device_kind: str = "") -> BlockSizes:
     >>> block_sizes("TPU v5 lite").tokens
     512
     """
-    return _BLOCK_SIZES.get(device_kind, BlockSizes())
+    return _BLOCK_SIZES.get(device_kind, DEFAULT_SIZES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,9 +185,11 @@ class Tiling:
         return within((tokens or self.tokens, lanes), 1, start, stop)
 
     def flops(self, products: int) -> int:
-        """Operations of so many products [value_lanes] x [lanes] per token, cross-heads included."""
+        """Operations of so many products [value_lanes] x [lanes] per token, of whole groups."""
         layout = self.layout
-        return products * self.batch * self.length * layout.groups * layout.lanes * layout.value_lanes
+        return (
+            products * self.batch * self.length * layout.groups * layout.lanes * layout.value_lanes
+        )
 
 
 def groups_per_step(layout: HeadLayout, lanes: int) -> int:
@@ -203,6 +206,15 @@ def mask_rows(mask: tuple, group: int) -> tuple[jax.Array, ...]:
 def load(ref, group: int, lanes: int, valid: jax.Array | None = None) -> jax.Array:
     """One group's lanes of a token block, in float32 with what is not valid set to 0."""
     return keep(ref[0, :, group * lanes : (group + 1) * lanes].astype(jnp.float32), valid)
+
+
+def zero_first(refs: Any) -> None:
+    """Sets sums over token blocks to zero before the first one."""
+
+    @pl.when(pl.program_id(3) == 0)
+    def _():
+        for ref in jax.tree.leaves(refs):
+            ref[...] = jnp.zeros_like(ref)
 
 
 def store(ref, group: int, lanes: int, x: jax.Array) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
 from jax.experimental.pallas import tpu as pltpu
 
-# Largest error, as a fraction of the largest number in the truth. bfloat16 inputs are exact; what is
-# lost is the rounding of features and matrices (2^-9) on the way into the matrix unit.
+# Largest error, as a fraction of the largest number in the truth. bfloat16 inputs are exact; what
+# is lost is the rounding of features and matrices (2^-9) on the way into the matrix unit.
 TOLERANCE = {"float32": 5e-6, "bfloat16": 1e-2}
 
 

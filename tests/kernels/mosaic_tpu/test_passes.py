@@ -27,22 +27,21 @@ PASSES = [
     (2, 197, 3, 64, 64, "float32", PolynomialFeatures(3), 1),
     (1, 130, 4, 64, 64, "bfloat16", PolynomialFeatures(3), 4),
     (1, 7, 2, 24, 48, "float32", elu1, 0),
-    slow(1, 1, 1, 128, 128, "float32", PolynomialFeatures(2), 0),
-    slow(2, 7, 2, 8, 24, "float32", PolynomialFeatures(2), 2),
-    slow(1, 1000, 2, 24, 8, "float32", PolynomialFeatures(4), 1),
-    slow(1, 1024, 2, 64, 64, "bfloat16", PolynomialFeatures(3), 0),
-    slow(2, 100, 1, 100, 64, "float32", elu1, 1),
-    slow(1, 130, 3, 48, 128, "float32", jnp.exp, 3),
-    slow(1, 1000, 5, 32, 32, "bfloat16", PolynomialFeatures(2), 1),
-    slow(1, 100, 2, 200, 256, "float32", PolynomialFeatures(3), 0),
-    slow(1, 100, 6, 64, 32, "float32", jax.nn.relu, 0),
+    slow((1, 1, 1, 128, 128, "float32", PolynomialFeatures(2), 0)),
+    slow((2, 7, 2, 8, 24, "float32", PolynomialFeatures(2), 2)),
+    slow((1, 1000, 2, 24, 8, "float32", PolynomialFeatures(4), 1)),
+    slow((1, 1024, 2, 64, 64, "bfloat16", PolynomialFeatures(3), 0)),
+    slow((2, 100, 1, 100, 64, "float32", elu1, 1)),
+    slow((1, 130, 3, 48, 128, "float32", jnp.exp, 3)),
+    slow((1, 1000, 5, 32, 32, "bfloat16", PolynomialFeatures(2), 1)),
+    slow((1, 100, 2, 200, 256, "float32", PolynomialFeatures(3), 0)),
+    slow((1, 100, 6, 64, 32, "float32", jax.nn.relu, 0)),
 ]
 
 
-@pytest.mark.parametrize(
-    ("batch", "tokens", "heads", "dim", "value_dim", "dtype", "features", "mask"), PASSES
-)
-def test_passes(batch, tokens, heads, dim, value_dim, dtype, features, mask):
+@pytest.mark.parametrize("case", PASSES)
+def test_passes(case):
+    batch, tokens, heads, dim, value_dim, dtype, features, mask = case
     make = functools.partial(normal, dtype=dtype)
     mask = random_mask(0, batch, tokens, mask)
     key = poison(make(1, batch, tokens, heads, dim), mask)
@@ -93,22 +92,19 @@ FUSED = [
     (2, 197, 197, 3, 64, 64, "float32", PolynomialFeatures(3), 1, "mean", 0),
     (1, 197, 197, 4, 64, 64, "bfloat16", PolynomialFeatures(3), 0, "mean", 0),
     (2, 20, 50, 3, 48, 64, "float32", elu1, 3, None, 0),
-    slow(2, 7, 100, 2, 24, 48, "float32", PolynomialFeatures(2), 2, "sum", 0),
-    slow(2, 33, 100, 4, 64, 64, "float32", PolynomialFeatures(4), 1, "mean", 0),
-    slow(1, 130, 130, 2, 64, 64, "float32", PolynomialFeatures(3), 0, "mean", 1000),
-    slow(2, 20, 50, 3, 100, 64, "float32", jnp.exp, 1, None, 0),
-    slow(1, 1, 1, 1, 8, 8, "float32", PolynomialFeatures(3), 0, "sum", 0),
-    slow(1, 50, 50, 5, 128, 128, "bfloat16", PolynomialFeatures(2), 5, "sum", 0),
-    slow(1, 100, 7, 12, 32, 32, "bfloat16", elu1, 0, None, 0),
+    slow((2, 7, 100, 2, 24, 48, "float32", PolynomialFeatures(2), 2, "sum", 0)),
+    slow((2, 33, 100, 4, 64, 64, "float32", PolynomialFeatures(4), 1, "mean", 0)),
+    slow((1, 130, 130, 2, 64, 64, "float32", PolynomialFeatures(3), 0, "mean", 1000)),
+    slow((2, 20, 50, 3, 100, 64, "float32", jnp.exp, 1, None, 0)),
+    slow((1, 1, 1, 1, 8, 8, "float32", PolynomialFeatures(3), 0, "sum", 0)),
+    slow((1, 50, 50, 5, 128, 128, "bfloat16", PolynomialFeatures(2), 5, "sum", 0)),
+    slow((1, 100, 7, 12, 32, 32, "bfloat16", elu1, 0, None, 0)),
 ]
 
 
-@pytest.mark.parametrize(
-    ["batch", "queries", "tokens", "heads", "dim", "value_dim", "dtype", "features", "mask", "reduction", "mean"], FUSED
-)
-def test_fused(
-    batch, queries, tokens, heads, dim, value_dim, dtype, features, mask, reduction, mean
-):
+@pytest.mark.parametrize("case", FUSED)
+def test_fused(case):
+    batch, queries, tokens, heads, dim, value_dim, dtype, features, mask, reduction, mean = case
     make = functools.partial(normal, dtype=dtype)
     mask = random_mask(0, batch, tokens, mask)
     query = make(1, batch, queries, heads, dim)
