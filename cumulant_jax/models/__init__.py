@@ -3,10 +3,14 @@
 from cumulant_jax.models.layers.attention import attention_kinds
 from cumulant_jax.models.parameters import count_parameters, decays
 from cumulant_jax.models.registry import create, list_models, options
+from cumulant_jax.models.tost import ToST
+from cumulant_jax.models.tost_options import ToSTOptions
 from cumulant_jax.models.vit import ViT
 from cumulant_jax.models.vit_options import ViTOptions
 
 __all__ = [
+    "ToST",
+    "ToSTOptions",
     "ViT",
     "ViTOptions",
     "attention_kinds",

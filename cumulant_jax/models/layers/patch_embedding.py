@@ -1,5 +1,6 @@
 """Images to tokens: one linear map of each patch."""
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -42,6 +43,7 @@ class PatchEmbedding(nnx.Module):
         self.patch_size = patch_size
         self.dtype = dtype
 
+    @jax.named_scope("patch_embedding")
     def __call__(self, images: Array) -> Array:
         """Embeds a batch of images.
 
