@@ -1,10 +1,37 @@
-"""The transformer block that a record of options describes."""
+"""The attention layer and the transformer block that a record of options describes."""
 
 from typing import Any
+
+from flax import nnx
 
 from cumulant_jax.models.layers.attention import attention_layer
 from cumulant_jax.models.layers.block import Block
 from cumulant_jax.models.vision_options import VisionOptions
+
+
+def vision_attention(options: VisionOptions, index: int, **types: Any) -> nnx.Module:
+    """Builds the attention layer of block `index`.
+
+    Args:
+      options: of the model.
+      index: of the block.
+      **types: `dtype`, `param_dtype` and `rngs`, as for every layer.
+
+    Returns:
+      The layer, called as layer(x, train=..., rng=...).
+    """
+    return attention_layer(
+        options.attention_per_block[index],
+        dim=options.dim,
+        heads=options.heads,
+        options=options.attention_options_per_block[index],
+        qkv_bias=options.qkv_bias,
+        qk_norm=options.qk_norm,
+        query_scale=options.query_scale,
+        projection_dropout=options.projection_dropout,
+        eps=options.eps,
+        **types,
+    )
 
 
 def vision_block(
@@ -22,20 +49,8 @@ def vision_block(
     Returns:
       The block.
     """
-    layer = attention_layer(
-        options.attention_per_block[index],
-        dim=options.dim,
-        heads=options.heads,
-        options=options.attention_options_per_block[index],
-        qkv_bias=options.qkv_bias,
-        qk_norm=options.qk_norm,
-        query_scale=options.query_scale,
-        projection_dropout=options.projection_dropout,
-        eps=options.eps,
-        **types,
-    )
     return Block(
-        layer,
+        vision_attention(options, index, **types),
         dim=options.dim,
         hidden_dim=hidden_dim,
         layer_scale=options.layer_scale,

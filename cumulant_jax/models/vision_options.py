@@ -1,8 +1,12 @@
 """What the options of all vision models have in common: one frozen, validated record."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import jax
+import jax.numpy as jnp
 
 from cumulant_jax.models import option_checks as checks
 from cumulant_jax.models.layers.attention import OWN_PROJECTIONS, AttentionKind
@@ -90,6 +94,17 @@ class VisionOptions:
         height, width = checks.size_pair("image_size", self.image_size)
         rows, columns = checks.size_pair("patch_size", self.patch_size)
         return -(-height // rows), -(-width // columns)
+
+    @property
+    def example(self) -> jax.ShapeDtypeStruct:
+        """Shape and type of an input with one example."""
+        size = checks.size_pair("image_size", self.image_size)
+        return jax.ShapeDtypeStruct((1, *size, self.channels), jnp.dtype("float32"))
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that the blocks see."""
+        return math.prod(self.grid)
 
     @property
     def attention_per_block(self) -> tuple[AttentionKind, ...]:

@@ -50,6 +50,11 @@ class ViTOptions(VisionOptions):
         self._check_position(self.position, POSITIONS)
         self._settle_pooling()
 
+    @property
+    def tokens(self) -> int:
+        """Tokens that the blocks see: the patches, and the class token."""
+        return super().tokens + bool(self.class_token)
+
     def _settle_pooling(self) -> None:
         if self.class_token is None:
             self._store("class_token", self.pool == "token")

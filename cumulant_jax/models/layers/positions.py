@@ -161,6 +161,7 @@ class LearnedPositions(nnx.Module):
         self.position_embedding = nnx.Param(weight_init(rngs.params(), shape, param_dtype))
         self.grid = grid
 
+    @jax.named_scope("positions")
     def __call__(self, tokens: Array, *, grid: tuple[int, ...]) -> Array:
         """Adds the table to tokens [batch, prefix + patches, dim]; `grid` must be the table's own.
 
@@ -195,6 +196,7 @@ class SinCosPositions(nnx.Module):
         sincos_2d(grid, dim)  # a wrong dim is reported now, not at the first call
         self.prefix_tokens = prefix_tokens
 
+    @jax.named_scope("positions")
     def __call__(self, tokens: Array, *, grid: tuple[int, int]) -> Array:
         """Adds the table of this grid to tokens [batch, prefix + rows * columns, dim]."""
         table = np.pad(sincos_2d(grid, tokens.shape[-1]), ((self.prefix_tokens, 0), (0, 0)))
