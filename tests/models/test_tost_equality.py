@@ -1,5 +1,7 @@
 """Our ToST, XCiT and ViT on its skeleton give what the published code gives with their weights."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,7 +64,7 @@ def from_published(arrays):
 
 
 def _stem_name(name):
-    """The convolutions and norms of the stem: patch_embed.proj.{2 i}.{0, 1} in the published code."""
+    """The stem: patch_embed.proj.{2 i}.{0: convolution, 1: norm} in the published code."""
     if not name.startswith("patch_embed."):
         return name
     _, _, step, layer, last = name.split(".")
@@ -82,8 +84,6 @@ def section(arrays, prefix):
 @pytest.fixture(scope="module")
 def published():
     """A function from a family to the arrays of its reference model."""
-    from pathlib import Path
-
     folder = Path(__file__).parents[1] / "golden"
     loaded = {name: dict(np.load(folder / f"{name}_vision_tiny.npz")) for name in ATTENTION}
     return loaded.__getitem__
@@ -221,9 +221,7 @@ def test_training_with_every_gradient_and_the_running_statistics(published):
     want = section(arrays, "train64x96/")
     model = build("tost", section(arrays, "sd/"))
     images = to_nhwc(arrays["in64x96/x"])
-    logits, by_parameter, by_image, after = gradients(
-        model, images, want["cotangent"], train=True
-    )
+    logits, by_parameter, by_image, after = gradients(model, images, want["cotangent"], train=True)
     close(logits, want["logits"], "logits")
     close(by_image, np.transpose(want["grad_x"], (0, 2, 3, 1)), "images")
     expected = from_published(section(want, "grad/"))
@@ -256,8 +254,6 @@ def test_evaluation_gradients(published):
 
 
 def raw_table(grid):
-    from pathlib import Path
-
     folder = Path(__file__).parents[1] / "golden"
     raw = np.load(folder / "pos_fourier.npz")[f"raw_{grid}"]
     return raw[0].reshape(64, -1).T
