@@ -21,8 +21,9 @@ MODELS = {
     "crate": {"name": "crate_tiny", "patch_size": 2},
 }
 RATES = {"dropout": 0.1, "projection_dropout": 0.1, "drop_path": 0.2}
-# XCiT and ViT share everything but the attention function with ToST.
-SLOW = ("xcit", "vit_cab")
+# XCiT and ViT share everything but the attention function with ToST; the plain ViT has tests of its
+# own besides these.
+SLOW = ("vit", "xcit", "vit_cab")
 ROWS = [pytest.param(m, marks=[pytest.mark.slow] if m in SLOW else []) for m in MODELS]
 every_model = pytest.mark.parametrize("model", ROWS)
 
@@ -62,7 +63,7 @@ def run(model, images, *, train=False, rng=None):
 
 
 @every_model
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0])
 def test_gradients_are_those_of_finite_differences(model, train, seed, build, images):
     with jax.enable_x64(True):
