@@ -1,19 +1,19 @@
 """The vision transformer, with any attention in its blocks."""
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.layers.attention import attention_layer
-from cumulant_jax.models.layers.block import Block
-from cumulant_jax.models.layers.dropout import key_at
-from cumulant_jax.models.layers.initializers import bias_init, class_token_init, weight_init
+from cumulant_jax.models.call_checks import check_images, split_key
+from cumulant_jax.models.layers.block import Block, block_keys, run_block
+from cumulant_jax.models.layers.dropout import key_at, linear_rates
+from cumulant_jax.models.layers.head import Head
+from cumulant_jax.models.layers.initializers import class_token_init
 from cumulant_jax.models.layers.norms import layer_norm
 from cumulant_jax.models.layers.patch_embedding import PatchEmbedding
 from cumulant_jax.models.layers.positions import POSITIONS
+from cumulant_jax.models.vision_block import vision_block
 from cumulant_jax.models.vit_options import ViTOptions
 
 
@@ -63,24 +63,16 @@ class ViT(nnx.Module):
             rngs=rngs,
         )
         self.dropout = nnx.Dropout(options.dropout)
-        self.blocks = nnx.List([_block(options, index, types) for index in range(options.depth)])
-        self.norm = layer_norm(options.dim, eps=options.eps, **types)
-        # The head is a thousandth of the work, and its logits decide the loss: it computes in
-        # float32 at least.
-        head_dtype = jnp.promote_types(dtype, jnp.float32)
-        self.head = (
-            nnx.Linear(
-                options.dim,
-                options.num_classes,
-                dtype=head_dtype,
-                param_dtype=param_dtype,
-                kernel_init=weight_init,
-                bias_init=bias_init,
-                rngs=rngs,
-            )
-            if options.num_classes
-            else None
+        hidden_dim = int(options.dim * options.mlp_ratio)
+        rates = linear_rates(options.drop_path, options.depth)
+        self.blocks = nnx.List(
+            [
+                vision_block(options, index, drop_path=rate, hidden_dim=hidden_dim, **types)
+                for index, rate in enumerate(rates)
+            ]
         )
+        self.norm = layer_norm(options.dim, eps=options.eps, **types)
+        self.head = Head(options.dim, options.num_classes, **types) if options.num_classes else None
 
     def __call__(
         self,
@@ -114,17 +106,20 @@ class ViT(nnx.Module):
         """
         checks.check_flag("train", train)
         checks.check_flag("return_intermediates", return_intermediates)
-        self._check_images(images)
-        keys = self._keys(train, rng)
+        options = self.options
+        multiple = checks.size_pair("patch_size", options.patch_size)
+        check_images(images, channels=options.channels, multiple=multiple)
+        count = 1 + options.depth * Block.num_keys
+        keys = split_key(rng, count, train=train, rates=options.drop_rates)
         patches = self.patch_embedding(images)
         x = self._embed(patches, self._grid(images))
         x = self.dropout(x, deterministic=not train, rngs=key_at(keys, 0))
         inside = {"patch_embedding": patches, "embed": x}
-        run = _run_block_remat if self.options.remat else _run_block
         for index, block in enumerate(self.blocks):
-            first = 1 + index * Block.num_keys
-            block_keys = None if keys is None else keys[first : first + Block.num_keys]
-            x, inside[f"attention_{index}"] = run(block, x, train, block_keys)
+            its_keys = block_keys(keys, index, Block.num_keys)
+            x, inside[f"attention_{index}"] = run_block(
+                block, x, train=train, keys=its_keys, remat=options.remat
+            )
             inside[f"block_{index}"] = x
         features = self._pool(x)
         inside["pre_logits"] = features
@@ -152,82 +147,3 @@ class ViT(nnx.Module):
             pooled = patches.mean(axis=1, dtype=jnp.promote_types(x.dtype, jnp.float32))
             pooled = pooled.astype(x.dtype)
         return self.norm(pooled) if self.options.fc_norm else pooled
-
-    def _check_images(self, images: Array) -> None:
-        rows, columns = checks.size_pair("patch_size", self.options.patch_size)
-        channels = self.options.channels
-        if not isinstance(images, jax.Array | np.ndarray):
-            raise TypeError(f"images must be an array, got {type(images).__name__}")
-        shape = images.shape
-        if (
-            len(shape) != 4
-            or shape[3] != channels
-            or 0 in shape[1:3]
-            or shape[1] % rows
-            or shape[2] % columns
-        ):
-            raise ValueError(
-                f"images must be [batch, height, width, {channels}] with height and width "
-                f"positive multiples of {rows} and {columns}, got shape {shape}"
-            )
-        if not jnp.issubdtype(images.dtype, jnp.floating):
-            raise TypeError(
-                f"images must be normalised floats, got {images.dtype}: scale them first"
-            )
-
-    def _keys(self, train: bool, rng: Array | None) -> Array | None:
-        """All keys of one call, the first for the embedding; None where nothing is random."""
-        if rng is not None:
-            checks.check_key("rng", rng)
-        rates = ("dropout", "projection_dropout", "drop_path")
-        active = [name for name in rates if getattr(self.options, name) > 0] if train else []
-        if not active:
-            return None
-        if rng is None:
-            raise ValueError(
-                f"rng must be a key when train=True and {active[0]} is above 0, got None: "
-                "pass jax.random.key(seed), a new one at each step"
-            )
-        return jax.random.split(rng, 1 + self.options.depth * Block.num_keys)
-
-
-def _block(options: ViTOptions, index: int, types: dict) -> Block:
-    layer = attention_layer(
-        options.attention_per_block[index],
-        dim=options.dim,
-        heads=options.heads,
-        options=options.attention_options_per_block[index],
-        qkv_bias=options.qkv_bias,
-        qk_norm=options.qk_norm,
-        query_scale=options.query_scale,
-        projection_dropout=options.projection_dropout,
-        eps=options.eps,
-        **types,
-    )
-    return Block(
-        layer,
-        dim=options.dim,
-        hidden_dim=int(options.dim * options.mlp_ratio),
-        layer_scale=options.layer_scale,
-        drop_path=options.drop_path * index / max(options.depth - 1, 1),
-        dropout=options.dropout,
-        eps=options.eps,
-        **types,
-    )
-
-
-def _run_block(block: Block, x: Array, train: bool, keys: Array | None) -> tuple[Array, Array]:
-    return block(x, train=train, keys=keys)
-
-
-def _run_block_remat(
-    block: Block, x: Array, train: bool, keys: Array | None
-) -> tuple[Array, Array]:
-    # jax.checkpoint wants a pure function: it gets the block's arrays and puts the module together
-    # inside.
-    graphdef, state = nnx.split(block)
-
-    def run(state: nnx.State, x: Array, keys: Array | None) -> tuple[Array, Array]:
-        return nnx.merge(graphdef, state)(x, train=train, keys=keys)
-
-    return jax.checkpoint(run)(state, x, keys)

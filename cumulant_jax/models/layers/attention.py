@@ -8,6 +8,7 @@ on tokens [batch, tokens, dim]. Heads are the slow part of the feature axis, as 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -78,6 +79,7 @@ class _ProjectedAttention(nnx.Module):
         """Maps `projections` arrays [batch, tokens, heads, dim / heads] to one of that shape."""
         raise NotImplementedError
 
+    @jax.named_scope("attention")
     def __call__(self, x: Array, *, train: bool = False, rng: Array | None = None) -> Array:
         """Lets the tokens of x [batch, tokens, dim] attend to each other; returns that shape.
 

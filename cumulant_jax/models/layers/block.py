@@ -1,5 +1,8 @@
-"""The pre-norm transformer block of the vision models."""
+"""The pre-norm transformer block of the vision models, and how a model runs it."""
 
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -87,3 +90,38 @@ class Block(nnx.Module):
         branch = self.mlp(self.norm2(x), train=train, keys=None if keys is None else keys[2:4])
         branch = branch if self.layer_scale2 is None else self.layer_scale2(branch)
         return x + self.drop_path(branch, train=train, rng=key_at(keys, 4)), attended
+
+
+def run_block(block: Any, x: Array, *, train: bool, keys: Array | None, remat: bool) -> Any:
+    """Runs one block of a model.
+
+    Args:
+      block: a module, called as block(x, train=..., keys=...).
+      x: tokens [batch, tokens, dim].
+      train: whether dropout and drop path act.
+      keys: the keys of this block, or None.
+      remat: whether the backward pass computes what is inside anew instead of keeping it.
+
+    Returns:
+      What the block returns.
+    """
+    if not remat:
+        return block(x, train=train, keys=keys)
+    # jax.checkpoint wants a pure function: it gets the block's arrays and puts the module together
+    # inside.
+    graphdef, state = nnx.split(block)
+
+    def run(state: nnx.State, x: Array, keys: Array | None) -> Any:
+        return nnx.merge(graphdef, state)(x, train=train, keys=keys)
+
+    return jax.checkpoint(run)(state, x, keys)
+
+
+def block_keys(keys: Array | None, index: int, per_block: int, *, first: int = 1) -> Array | None:
+    """The keys of block `index` among all keys of a call, of which `first` come before the blocks.
+
+    >>> block_keys(jnp.arange(11), 1, 5)
+    Array([ 6,  7,  8,  9, 10], dtype=int32)
+    """
+    start = first + index * per_block
+    return None if keys is None else keys[start : start + per_block]

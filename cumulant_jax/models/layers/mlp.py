@@ -34,6 +34,7 @@ class MLP(nnx.Module):
         self.contract = nnx.Linear(hidden_dim, dim, **linear)
         self.dropout = nnx.Dropout(dropout)
 
+    @jax.named_scope("mlp")
     def __call__(self, x: Array, *, train: bool = False, keys: Array | None = None) -> Array:
         """Maps every token of x [..., dim] by itself; training with dropout needs 2 keys."""
         x = jax.nn.gelu(self.expand(x), approximate=False)

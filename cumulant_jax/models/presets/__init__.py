@@ -1,9 +1,11 @@
 """Named models, a file per family."""
 
+from cumulant_jax.models.presets.crate import CRATE
 from cumulant_jax.models.presets.preset import Family, Preset
+from cumulant_jax.models.presets.tost import TOST
 from cumulant_jax.models.presets.vit import VIT
 
 #: Name to preset, over all families.
-PRESETS: dict[str, Preset] = {**VIT}
+PRESETS: dict[str, Preset] = {**VIT, **TOST, **CRATE}
 
 __all__ = ["PRESETS", "Family", "Preset"]
