@@ -62,7 +62,8 @@ def token_statistics_attention(
         included; their outputs are zero.
       seq_lengths: int [*batch]; tokens at and beyond the length are masked.
       is_causal: token t sees the tokens up to t.
-      denominator_bias: [H, T], learned, with is_causal; for these tokens' positions.
+      denominator_bias: [H, T] or [*batch, H, T], learned, with is_causal; for these tokens'
+        positions, which differ from row to row where padding stands on the left.
       initial_state: with is_causal, what an earlier call returned: its tokens come before these.
       return_state: with is_causal, whether to return the state after the last token as well.
       implementation: None (the best for this device) or "xla".
@@ -169,8 +170,8 @@ def _running_statistics(w, temperature, mask, bias, state):
     energy = state.energy[..., None, :, :] + jnp.cumsum(squares, axis=-3)
     shares = jnp.sum(squares / jnp.maximum(energy, _RUNNING_ENERGY_FLOOR), axis=-1)
     if bias is not None:
-        bias = bias.astype(w.dtype).T.reshape(*(1,) * (w.ndim - 3), *bias.T.shape)
-        shares = shares + w.shape[-1] * bias
+        bias = jnp.swapaxes(bias.astype(w.dtype), -1, -2)
+        shares = shares + w.shape[-1] * bias.reshape(*(1,) * (w.ndim - 1 - bias.ndim), *bias.shape)
     membership = _memberships(shares, temperature)
     if mask is not None:
         membership = jnp.where(mask[..., None], membership, 0)
@@ -194,8 +195,10 @@ def _check_bias(bias: Any, w: jax.Array, is_causal: bool) -> jax.Array | None:
         raise ValueError("denominator_bias belongs to is_causal=True; leave it None otherwise.")
     bias = jnp.asarray(bias)
     tokens, heads, _ = w.shape[-3:]
-    if bias.shape != (heads, tokens):
+    shape = (*w.shape[:-3], heads, tokens)
+    if bias.shape not in (shape, shape[-2:]):
         raise ValueError(
-            f"denominator_bias must be [heads, tokens] = {(heads, tokens)}; got shape {bias.shape}."
+            f"denominator_bias must be [heads, tokens] = {shape[-2:]} or [*batch, heads, tokens] = "
+            f"{shape}; got shape {bias.shape}."
         )
     return bias
