@@ -7,7 +7,7 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.layers.attention import attention_layer
+from cumulant_jax.models.blocks import build_blocks, run_blocks, split_keys, types_of
 from cumulant_jax.models.layers.block import Block
 from cumulant_jax.models.layers.dropout import key_at
 from cumulant_jax.models.layers.initializers import bias_init, class_token_init, weight_init
@@ -44,8 +44,8 @@ class ViT(nnx.Module):
         if not isinstance(options, ViTOptions):
             raise TypeError(f"options must be a ViTOptions, got {type(options).__name__}")
         checks.check_rngs(rngs)
-        dtype, param_dtype = jnp.dtype(options.dtype), jnp.dtype(options.param_dtype)
-        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        types = types_of(options, rngs)
+        dtype, param_dtype = types["dtype"], types["param_dtype"]
         self.options = options
         self.patch_embedding = PatchEmbedding(
             patch_size=checks.size_pair("patch_size", options.patch_size),
@@ -63,7 +63,7 @@ class ViT(nnx.Module):
             rngs=rngs,
         )
         self.dropout = nnx.Dropout(options.dropout)
-        self.blocks = nnx.List([_block(options, index, types) for index in range(options.depth)])
+        self.blocks = build_blocks(options, rngs=rngs)
         self.norm = layer_norm(options.dim, eps=options.eps, **types)
         # The head is a thousandth of the work, and its logits decide the loss: it computes in
         # float32 at least.
@@ -115,17 +115,21 @@ class ViT(nnx.Module):
         checks.check_flag("train", train)
         checks.check_flag("return_intermediates", return_intermediates)
         self._check_images(images)
-        keys = self._keys(train, rng)
+        keys = split_keys(
+            self.options, 1 + self.options.depth * Block.num_keys, train=train, rng=rng
+        )
         patches = self.patch_embedding(images)
         x = self._embed(patches, self._grid(images))
         x = self.dropout(x, deterministic=not train, rngs=key_at(keys, 0))
         inside = {"patch_embedding": patches, "embed": x}
-        run = _run_block_remat if self.options.remat else _run_block
-        for index, block in enumerate(self.blocks):
-            first = 1 + index * Block.num_keys
-            block_keys = None if keys is None else keys[first : first + Block.num_keys]
-            x, inside[f"attention_{index}"] = run(block, x, train, block_keys)
-            inside[f"block_{index}"] = x
+        x = run_blocks(
+            self.blocks,
+            x,
+            train=train,
+            keys=None if keys is None else keys[1:],
+            remat=self.options.remat,
+            inside=inside,
+        )
         features = self._pool(x)
         inside["pre_logits"] = features
         features = features.astype(jnp.promote_types(features.dtype, jnp.float32))
@@ -174,60 +178,3 @@ class ViT(nnx.Module):
             raise TypeError(
                 f"images must be normalised floats, got {images.dtype}: scale them first"
             )
-
-    def _keys(self, train: bool, rng: Array | None) -> Array | None:
-        """All keys of one call, the first for the embedding; None where nothing is random."""
-        if rng is not None:
-            checks.check_key("rng", rng)
-        rates = ("dropout", "projection_dropout", "drop_path")
-        active = [name for name in rates if getattr(self.options, name) > 0] if train else []
-        if not active:
-            return None
-        if rng is None:
-            raise ValueError(
-                f"rng must be a key when train=True and {active[0]} is above 0, got None: "
-                "pass jax.random.key(seed), a new one at each step"
-            )
-        return jax.random.split(rng, 1 + self.options.depth * Block.num_keys)
-
-
-def _block(options: ViTOptions, index: int, types: dict) -> Block:
-    layer = attention_layer(
-        options.attention_per_block[index],
-        dim=options.dim,
-        heads=options.heads,
-        options=options.attention_options_per_block[index],
-        qkv_bias=options.qkv_bias,
-        qk_norm=options.qk_norm,
-        query_scale=options.query_scale,
-        projection_dropout=options.projection_dropout,
-        eps=options.eps,
-        **types,
-    )
-    return Block(
-        layer,
-        dim=options.dim,
-        hidden_dim=int(options.dim * options.mlp_ratio),
-        layer_scale=options.layer_scale,
-        drop_path=options.drop_path * index / max(options.depth - 1, 1),
-        dropout=options.dropout,
-        eps=options.eps,
-        **types,
-    )
-
-
-def _run_block(block: Block, x: Array, train: bool, keys: Array | None) -> tuple[Array, Array]:
-    return block(x, train=train, keys=keys)
-
-
-def _run_block_remat(
-    block: Block, x: Array, train: bool, keys: Array | None
-) -> tuple[Array, Array]:
-    # jax.checkpoint wants a pure function: it gets the block's arrays and puts the module together
-    # inside.
-    graphdef, state = nnx.split(block)
-
-    def run(state: nnx.State, x: Array, keys: Array | None) -> tuple[Array, Array]:
-        return nnx.merge(graphdef, state)(x, train=train, keys=keys)
-
-    return jax.checkpoint(run)(state, x, keys)

@@ -1,30 +1,23 @@
 """The options of a vision transformer: one frozen, validated record."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.layers.attention import OWN_PROJECTIONS, AttentionKind
-from cumulant_jax.models.layers.norms import QK_NORMS
 from cumulant_jax.models.layers.positions import POSITIONS
+from cumulant_jax.models.transformer_options import TransformerOptions
 
 POOLS = ("token", "mean")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ViTOptions:
-    """What a `ViT` is made of.
+class ViTOptions(TransformerOptions):
+    """What a `ViT` is made of, besides what `TransformerOptions` says of its blocks.
 
     Attributes:
       num_classes: classes of the head; 0 leaves the head out and the model returns its features.
       image_size: (height, width) in pixels, or one number for both.
       patch_size: (height, width) in pixels, or one number for both; divides the image size.
       channels: channels of the images.
-      dim: features of a token.
-      depth: number of blocks.
-      heads: number of heads, a divisor of `dim`.
-      mlp_ratio: the MLP's inner features are int(dim * mlp_ratio).
       pool: "token": the class token is what the head sees. "mean": the mean over the patches
         (never the class token).
       class_token: whether there is one; None: only with pool="token", which needs it.
@@ -32,26 +25,6 @@ class ViTOptions:
         pooling. None, as in timm: True for pool="mean", False for pool="token" (where both are
         the same function).
       position: "learned", "sincos2d" (fixed) or "none".
-      attention: a name of `attention_kinds()`, a function of the attention signature (query, key,
-        value, **options), or a list of `depth` of those, one for each block, which makes a hybrid.
-      attention_options: keyword arguments for the attention function of every block, or a list of
-        `depth` such mappings (or None). Their values must be hashable.
-      qkv_bias: whether the projection to query, key and value has a bias.
-      qk_norm: None, "layer" or "rms", on each head's queries and keys.
-      query_scale: where the learned factor per head on the queries starts; None leaves it out.
-      layer_scale: where LayerScale starts; None leaves it out.
-      dropout: dropout rate after the position embedding and after each linear layer of the MLP.
-      projection_dropout: dropout rate after the output projection of the attention layers.
-      drop_path: the probability of dropping a branch in the last block; it rises linearly from 0
-        in the first.
-      remat: recompute each block in the backward pass instead of keeping what is inside it.
-      dtype: dtype of the computation, such as "bfloat16"; the head and the logits are float32 at
-        least.
-      param_dtype: dtype of the parameters.
-      eps: epsilon of every norm.
-
-    In a hybrid, `qk_norm` and `query_scale` act on the blocks that have queries of their own;
-    where none has ("tssa", "xca", "mssa"), asking for them is an error.
 
     >>> ViTOptions(image_size=32, patch_size=4, dim=64, depth=2, heads=4).grid
     (8, 8)
@@ -61,29 +34,10 @@ class ViTOptions:
     image_size: checks.Size = 224
     patch_size: checks.Size = 16
     channels: int = 3
-    dim: int = 768
-    depth: int = 12
-    heads: int = 12
-    mlp_ratio: float = 4.0
     pool: str = "token"
     class_token: bool | None = None
     fc_norm: bool | None = None
     position: str = "learned"
-    attention: AttentionKind | Sequence[AttentionKind] = "softmax"
-    attention_options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] = dataclasses.field(
-        default_factory=dict, hash=False
-    )
-    qkv_bias: bool = True
-    qk_norm: str | None = None
-    query_scale: float | None = None
-    layer_scale: float | None = None
-    dropout: float = 0.0
-    projection_dropout: float = 0.0
-    drop_path: float = 0.0
-    remat: bool = False
-    dtype: Any = "float32"
-    param_dtype: Any = "float32"
-    eps: float = 1e-6
 
     def __post_init__(self):
         """Brings every option into its one stored form and checks it.
@@ -92,16 +46,14 @@ class ViTOptions:
           ValueError: an option has a value that no model can have.
           TypeError: an option is of the wrong kind.
         """
-        self._check_numbers()
-        self._check_flags()
+        checks.check_count("num_classes", self.num_classes, least=0)
+        checks.check_count("channels", self.channels, least=1)
+        super().__post_init__()
         for name in ("image_size", "patch_size"):
             self._store(name, checks.size_pair(name, getattr(self, name)))
-        for name in ("dtype", "param_dtype"):
-            self._store(name, checks.dtype_name(name, getattr(self, name)))
         checks.check_name("pool", self.pool, POOLS)
         checks.check_name("position", self.position, POSITIONS)
         self._check_divisors()
-        self._settle_attention()
         self._settle_pooling()
 
     @property
@@ -111,89 +63,20 @@ class ViTOptions:
         rows, columns = checks.size_pair("patch_size", self.patch_size)
         return height // rows, width // columns
 
-    @property
-    def attention_per_block(self) -> tuple[AttentionKind, ...]:
-        """The attention kind of each block."""
-        value: Any = self.attention
-        return value if isinstance(value, tuple) else (value,) * self.depth
-
-    @property
-    def attention_options_per_block(self) -> tuple[Mapping[str, Any], ...]:
-        """The attention options of each block."""
-        value: Any = self.attention_options
-        return value if isinstance(value, tuple) else (value,) * self.depth
-
-    def _store(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
-
-    def _check_numbers(self) -> None:
-        checks.check_count("num_classes", self.num_classes, least=0)
-        for name in ("channels", "dim", "depth", "heads"):
-            checks.check_count(name, getattr(self, name), least=1)
-        for name in ("dropout", "projection_dropout", "drop_path"):
-            checks.check_number(name, getattr(self, name), below=1.0)
-        for name in ("mlp_ratio", "eps"):
-            checks.check_number(name, getattr(self, name))
-        for name in ("query_scale", "layer_scale"):
-            if getattr(self, name) is not None:
-                checks.check_number(name, getattr(self, name))
-
-    def _check_flags(self) -> None:
-        for name in ("qkv_bias", "remat", "class_token", "fc_norm"):
-            value = getattr(self, name)
-            if value is None and name in ("class_token", "fc_norm"):
-                continue
-            checks.check_flag(name, value)
-            self._store(name, bool(value))
-
     def _check_divisors(self) -> None:
         image = checks.size_pair("image_size", self.image_size)
         patch = checks.size_pair("patch_size", self.patch_size)
         if image[0] % patch[0] or image[1] % patch[1]:
             raise ValueError(f"image_size {image} must be a multiple of patch_size {patch}")
-        if self.dim % self.heads:
-            raise ValueError(
-                f"dim must be a multiple of heads, got dim={self.dim} and heads={self.heads}"
-            )
-        if int(self.dim * self.mlp_ratio) < 1:
-            raise ValueError(f"mlp_ratio must leave the MLP a feature, got {self.mlp_ratio}")
         if self.position == "sincos2d" and self.dim % 4:
             raise ValueError(
                 f"dim must be a multiple of 4 with position='sincos2d', got {self.dim}"
             )
 
-    def _settle_attention(self) -> None:
-        self._store("attention", checks.per_block("attention", self.attention, self.depth))
-        for kind in self.attention_per_block:
-            checks.check_attention(kind)
-        options: Any = checks.per_block("attention_options", self.attention_options, self.depth)
-        if isinstance(options, tuple):
-            entries = (checks.options_mapping("attention_options", entry) for entry in options)
-            self._store("attention_options", tuple(entries))
-        else:
-            self._store("attention_options", checks.options_mapping("attention_options", options))
-        pairs = zip(self.attention_per_block, self.attention_options_per_block, strict=True)
-        for kind, entry in pairs:
-            checks.check_attention_options(kind, entry)
-        self._check_query_options()
-
-    def _check_query_options(self) -> None:
-        if self.qk_norm is not None:
-            checks.check_name("qk_norm", self.qk_norm, QK_NORMS)
-        kinds = self.attention_per_block
-        if not all(isinstance(kind, str) and kind in OWN_PROJECTIONS for kind in kinds):
-            return
-        for name in ("qk_norm", "query_scale"):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} must be None with attention={self.attention!r}, which has no "
-                    f"queries of its own to normalise or scale; got {getattr(self, name)!r}"
-                )
-
     def _settle_pooling(self) -> None:
-        if self.class_token is None:
-            self._store("class_token", self.pool == "token")
-        if self.fc_norm is None:
-            self._store("fc_norm", self.pool == "mean")
+        for name, default in (("class_token", "token"), ("fc_norm", "mean")):
+            if getattr(self, name) is None:
+                self._store(name, self.pool == default)
+            self._store_flag(name)
         if self.pool == "token" and not self.class_token:
             raise ValueError("pool must be 'mean' when class_token is False, got pool='token'")

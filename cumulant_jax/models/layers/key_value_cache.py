@@ -24,9 +24,7 @@ class KeyValueCache(NamedTuple):
     length: Array
 
 
-def empty_cache(
-    batch: int, capacity: int, heads: int, dim: int, dtype: jnp.dtype
-) -> KeyValueCache:
+def empty_cache(batch: int, capacity: int, heads: int, dim: int, dtype: jnp.dtype) -> KeyValueCache:
     """The cache before the first token."""
     zeros = jnp.zeros((batch, capacity, heads, dim), dtype)
     return KeyValueCache(zeros, zeros, jnp.zeros((batch, capacity), bool), jnp.int32(0))

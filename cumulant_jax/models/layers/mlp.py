@@ -8,7 +8,6 @@ from jax import Array
 from cumulant_jax.models.layers.dropout import key_at
 from cumulant_jax.models.layers.initializers import bias_init, weight_init
 
-
 #: The exact GELU, and the approximation of the published ViT, ViViT and GPT-2.
 GELUS = ("erf", "tanh")
 
