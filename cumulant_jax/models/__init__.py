@@ -1,5 +1,8 @@
-"""Vision models in Flax NNX, with any attention of this library in their blocks."""
+"""Models in Flax NNX, with any attention of this library in their blocks."""
 
+from cumulant_jax.models.generation import generate, left_pad
+from cumulant_jax.models.language import DecodingState, LanguageModel
+from cumulant_jax.models.language_options import LanguageModelOptions
 from cumulant_jax.models.layers.attention import attention_kinds
 from cumulant_jax.models.parameters import count_parameters, decays
 from cumulant_jax.models.registry import create, list_models, options
@@ -7,12 +10,17 @@ from cumulant_jax.models.vit import ViT
 from cumulant_jax.models.vit_options import ViTOptions
 
 __all__ = [
+    "DecodingState",
+    "LanguageModel",
+    "LanguageModelOptions",
     "ViT",
     "ViTOptions",
     "attention_kinds",
     "count_parameters",
     "create",
     "decays",
+    "generate",
+    "left_pad",
     "list_models",
     "options",
 ]

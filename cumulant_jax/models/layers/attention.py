@@ -364,8 +364,9 @@ def attention_layer(
     qk_norm: str | None,
     query_scale: float | None,
     eps: float,
+    max_tokens: int | None = None,
     **common: Any,
-) -> nnx.Module:
+) -> _ProjectedAttention:
     """Builds the layer of a kind.
 
     Args:
@@ -373,12 +374,16 @@ def attention_layer(
       qk_norm: as in `QKVAttention`; without effect on kinds that bring their own projections.
       query_scale: likewise.
       eps: likewise.
+      max_tokens: the longest sequence of a causal layer, as in `TSSAttention`; without effect on
+        other kinds.
       **common: the arguments of every attention layer.
 
     Returns:
       The layer, called as layer(x, train=..., rng=...).
     """
     own = OWN_PROJECTIONS.get(kind) if isinstance(kind, str) else None
+    if own is TSSAttention:
+        return TSSAttention(max_tokens=max_tokens, **common)
     if own is not None:
         return own(**common)
     return QKVAttention(kind=kind, qk_norm=qk_norm, query_scale=query_scale, eps=eps, **common)

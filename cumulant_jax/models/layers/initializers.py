@@ -1,4 +1,4 @@
-"""The initialisers of the vision models, in one place so that the models agree.
+"""The initialisers of the models, in one place so that the models agree.
 
 They follow timm's ViT: weights of linear layers are drawn from a normal of standard deviation
 0.02, biases are zero, the class token starts at (almost) nothing and the patch embedding is LeCun
@@ -21,3 +21,6 @@ class_token_init = jax.nn.initializers.normal(stddev=1e-6)
 
 #: The patch embedding, a kernel of [patch height, patch width, channels, dim].
 patch_init = jax.nn.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
+
+#: Tables of a language model's tokens and positions, as in GPT-2.
+embedding_init = jax.nn.initializers.normal(stddev=0.02)
