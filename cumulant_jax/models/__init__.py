@@ -1,18 +1,29 @@
 """Models in Flax NNX, with any attention of this library in their blocks."""
 
+from cumulant_jax.models.crate import CRATE
+from cumulant_jax.models.crate_options import CRATEOptions
 from cumulant_jax.models.generation import generate, left_pad
 from cumulant_jax.models.language import DecodingState, LanguageModel
 from cumulant_jax.models.language_options import LanguageModelOptions
 from cumulant_jax.models.layers.attention import attention_kinds
 from cumulant_jax.models.parameters import count_parameters, decays
 from cumulant_jax.models.registry import create, list_models, options
+from cumulant_jax.models.resizing import resize
+from cumulant_jax.models.summary import Summary, summary
+from cumulant_jax.models.tost import ToST
+from cumulant_jax.models.tost_options import ToSTOptions
 from cumulant_jax.models.vit import ViT
 from cumulant_jax.models.vit_options import ViTOptions
 
 __all__ = [
+    "CRATE",
+    "CRATEOptions",
     "DecodingState",
     "LanguageModel",
     "LanguageModelOptions",
+    "Summary",
+    "ToST",
+    "ToSTOptions",
     "ViT",
     "ViTOptions",
     "attention_kinds",
@@ -23,4 +34,6 @@ __all__ = [
     "left_pad",
     "list_models",
     "options",
+    "resize",
+    "summary",
 ]

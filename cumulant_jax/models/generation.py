@@ -12,6 +12,7 @@ from jax import Array, lax
 from jax.core import Tracer
 
 from cumulant_jax.models import option_checks as checks
+from cumulant_jax.models.call_checks import check_token_mask
 from cumulant_jax.models.language import LanguageModel
 
 
@@ -114,7 +115,7 @@ def generate(
     if rng is not None:
         checks.check_key("rng", rng)
     prompts = jnp.asarray(prompts)
-    checks.check_token_mask(mask, prompts.shape)
+    check_token_mask(mask, prompts.shape)
     if mask is not None and not isinstance(mask, Tracer) and not np.all(mask[:, -1]):
         raise ValueError("mask must be True in its last column: padding stands on the left")
     settings = _Settings(

@@ -9,10 +9,11 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.blocks import build_blocks, run_blocks, split_keys, types_of
+from cumulant_jax.models.blocks import build_attention, build_block, layer_types
+from cumulant_jax.models.call_checks import check_token_mask, split_key
 from cumulant_jax.models.language_options import LanguageModelOptions
-from cumulant_jax.models.layers.block import Block
-from cumulant_jax.models.layers.dropout import key_at
+from cumulant_jax.models.layers.block import Block, run_blocks
+from cumulant_jax.models.layers.dropout import key_at, linear_rates
 from cumulant_jax.models.layers.initializers import embedding_init
 from cumulant_jax.models.layers.norms import layer_norm
 from cumulant_jax.models.layers.sequence_positions import SEQUENCE_POSITIONS
@@ -57,7 +58,7 @@ class LanguageModel(nnx.Module):
         if not isinstance(options, LanguageModelOptions):
             raise TypeError(f"options must be a LanguageModelOptions, got {type(options).__name__}")
         checks.check_rngs(rngs)
-        types = types_of(options, rngs)
+        types = layer_types(options, rngs)
         param_dtype = types["param_dtype"]
         self.options = options
         shape = (options.vocab_size, options.dim)
@@ -66,10 +67,10 @@ class LanguageModel(nnx.Module):
             max_tokens=options.block_size, dim=options.dim, param_dtype=param_dtype, rngs=rngs
         )
         self.dropout = nnx.Dropout(options.dropout)
-        self.blocks = build_blocks(options, rngs=rngs, max_tokens=options.block_size)
-        for block in self.blocks:
-            for kernel in (block.attention.out.kernel, block.mlp.contract.kernel):
-                kernel[...] = kernel[...] * (2 * options.depth) ** -0.5
+        rates = linear_rates(options.drop_path, options.depth)
+        self.blocks = nnx.List(
+            [_block(options, index, rate, types) for index, rate in enumerate(rates)]
+        )
         self.norm = layer_norm(options.dim, eps=options.eps, bias=options.bias, **types)
 
     def __call__(
@@ -107,9 +108,9 @@ class LanguageModel(nnx.Module):
         checks.check_flag("train", train)
         checks.check_flag("return_intermediates", return_intermediates)
         self._check_tokens(tokens)
-        checks.check_token_mask(mask, tokens.shape)
-        depth = self.options.depth
-        keys = split_keys(self.options, 1 + depth * Block.num_keys, train=train, rng=rng)
+        check_token_mask(mask, tokens.shape)
+        count = 1 + self.options.depth * Block.num_keys
+        keys = split_key(rng, count, train=train, rates=self.options.drop_rates)
         call: dict[str, Any] = {"is_causal": True}
         if mask is not None:
             call |= {"mask": mask, "positions": _positions(mask, 0)}
@@ -165,7 +166,7 @@ class LanguageModel(nnx.Module):
           left), in float32 at least, and the state after it.
         """
         self._check_tokens(tokens)
-        checks.check_token_mask(mask, tokens.shape)
+        check_token_mask(mask, tokens.shape)
         present = jnp.ones(tokens.shape, bool) if mask is None else mask
         positions = _positions(present, state.length[:, None])
         x = self._embed(tokens, positions)
@@ -199,6 +200,24 @@ class LanguageModel(nnx.Module):
             )
         if not jnp.issubdtype(tokens.dtype, jnp.integer):
             raise TypeError(f"tokens must be integers, got {tokens.dtype}")
+
+
+def _block(options: LanguageModelOptions, index: int, drop_path: float, types: dict) -> Block:
+    layer = build_attention(
+        options, index, out_bias=options.bias, max_tokens=options.block_size, **types
+    )
+    block = build_block(
+        options,
+        index,
+        attention=layer,
+        hidden_dim=int(options.dim * options.mlp_ratio),
+        drop_path=drop_path,
+        bias=options.bias,
+        **types,
+    )
+    for kernel in (layer.out.kernel, block.mlp.contract.kernel):
+        kernel[...] = kernel[...] * (2 * options.depth) ** -0.5
+    return block
 
 
 def _positions(mask: Array, before: Array | int) -> Array:

@@ -222,18 +222,3 @@ def check_key(name: str, value: Any) -> None:
             wrapped = None
         if wrapped is None or wrapped.ndim:
             raise TypeError(f"{message}{value.dtype} {list(value.shape)}")
-
-
-def check_token_mask(mask: Any, shape: tuple[int, ...]) -> None:
-    """Raises unless mask is None or a boolean array of the shape of the tokens.
-
-    >>> check_token_mask(np.ones((2, 3), bool), (2, 3))
-    """
-    if mask is None:
-        return
-    if not isinstance(mask, jax.Array | np.ndarray):
-        raise TypeError(f"mask must be a boolean array, got {type(mask).__name__}")
-    if mask.dtype != jnp.bool_:
-        raise TypeError(f"mask must be boolean, True = a token, got {mask.dtype}: compare first")
-    if mask.shape != tuple(shape):
-        raise ValueError(f"mask must be [batch, tokens] = {tuple(shape)}, got shape {mask.shape}")

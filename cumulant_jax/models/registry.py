@@ -21,8 +21,8 @@ def list_models(pattern: str = "*") -> list[str]:
     Returns:
       Names, small models first within a family.
 
-    >>> list_models("vit_*16")
-    ['vit_nano16', 'vit_ti16', 'vit_s16', 'vit_b16', 'vit_l16']
+    >>> list_models("vit_?16")
+    ['vit_s16', 'vit_b16', 'vit_l16']
     """
     if not isinstance(pattern, str):
         raise TypeError(f"pattern must be a shell pattern such as 'vit_s*', got {pattern!r}")

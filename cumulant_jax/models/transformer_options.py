@@ -1,4 +1,4 @@
-"""The options that all transformers share: one frozen, validated record."""
+"""What the options of all models have in common: one frozen, validated record."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -6,37 +6,33 @@ from typing import Any
 
 from cumulant_jax.models import option_checks as checks
 from cumulant_jax.models.layers.attention import OWN_PROJECTIONS, AttentionKind
-from cumulant_jax.models.layers.mlp import GELUS
 from cumulant_jax.models.layers.norms import QK_NORMS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerOptions:
-    """What the blocks of a transformer are made of.
+    """The options that every model takes; each family's record adds its own.
 
     Attributes:
       dim: features of a token.
       depth: number of blocks.
       heads: number of heads, a divisor of `dim`.
-      mlp_ratio: the MLP's inner features are int(dim * mlp_ratio).
-      gelu: "erf", the exact GELU, or "tanh", its approximation.
       attention: a name of `attention_kinds()`, a function of the attention signature (query, key,
         value, **options), or a list of `depth` of those, one for each block, which makes a hybrid.
       attention_options: keyword arguments for the attention function of every block, or a list of
         `depth` such mappings (or None). Their values must be hashable.
       qkv_bias: whether the projection to query, key and value has a bias.
-      bias: whether the norms and the other linear layers of the blocks have biases.
       qk_norm: None, "layer" or "rms", on each head's queries and keys.
       query_scale: where the learned factor per head on the queries starts; None leaves it out.
       layer_scale: where LayerScale starts; None leaves it out.
-      dropout: dropout rate after the embedding and after each linear layer of the MLP.
+      dropout: dropout rate after the position embedding and in the feed-forward halves.
       projection_dropout: dropout rate after the output projection of the attention layers.
-      drop_path: the probability of dropping a branch in the last block; it rises linearly from 0
-        in the first.
+      drop_path: the probability of dropping a branch, see the family's record.
       remat: recompute each block in the backward pass instead of keeping what is inside it.
-      dtype: dtype of the computation, such as "bfloat16"; the logits are float32 at least.
+      dtype: dtype of the computation, such as "bfloat16"; the head and the logits are float32 at
+        least.
       param_dtype: dtype of the parameters.
-      eps: epsilon of every norm.
+      eps: epsilon of every layer norm.
 
     In a hybrid, `qk_norm` and `query_scale` act on the blocks that have queries of their own;
     where none has ("tssa", "xca", "mssa"), asking for them is an error.
@@ -48,14 +44,11 @@ class TransformerOptions:
     dim: int = 768
     depth: int = 12
     heads: int = 12
-    mlp_ratio: float = 4.0
-    gelu: str = "erf"
     attention: AttentionKind | Sequence[AttentionKind] = "softmax"
     attention_options: Mapping[str, Any] | Sequence[Mapping[str, Any] | None] = dataclasses.field(
         default_factory=dict, hash=False
     )
     qkv_bias: bool = True
-    bias: bool = True
     qk_norm: str | None = None
     query_scale: float | None = None
     layer_scale: float | None = None
@@ -75,17 +68,13 @@ class TransformerOptions:
           TypeError: an option is of the wrong kind.
         """
         self._check_numbers()
-        for name in ("qkv_bias", "bias", "remat"):
-            self._store_flag(name)
+        self._settle_flags("qkv_bias", "remat")
         for name in ("dtype", "param_dtype"):
             self._store(name, checks.dtype_name(name, getattr(self, name)))
-        checks.check_name("gelu", self.gelu, GELUS)
         if self.dim % self.heads:
             raise ValueError(
                 f"dim must be a multiple of heads, got dim={self.dim} and heads={self.heads}"
             )
-        if int(self.dim * self.mlp_ratio) < 1:
-            raise ValueError(f"mlp_ratio must leave the MLP a feature, got {self.mlp_ratio}")
         self._settle_attention()
 
     @property
@@ -100,23 +89,35 @@ class TransformerOptions:
         value: Any = self.attention_options
         return value if isinstance(value, tuple) else (value,) * self.depth
 
+    @property
+    def drop_rates(self) -> dict[str, float]:
+        """The rates that need a key in training."""
+        return {
+            name: getattr(self, name) for name in ("dropout", "projection_dropout", "drop_path")
+        }
+
     def _store(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
-
-    def _store_flag(self, name: str) -> None:
-        checks.check_flag(name, getattr(self, name))
-        self._store(name, bool(getattr(self, name)))
 
     def _check_numbers(self) -> None:
         for name in ("dim", "depth", "heads"):
             checks.check_count(name, getattr(self, name), least=1)
-        for name in ("dropout", "projection_dropout", "drop_path"):
-            checks.check_number(name, getattr(self, name), below=1.0)
-        for name in ("mlp_ratio", "eps"):
-            checks.check_number(name, getattr(self, name))
+        for name, rate in self.drop_rates.items():
+            checks.check_number(name, rate, below=1.0)
+        checks.check_number("eps", self.eps)
         for name in ("query_scale", "layer_scale"):
             if getattr(self, name) is not None:
                 checks.check_number(name, getattr(self, name))
+
+    def _settle_flags(self, *names: str) -> None:
+        for name in names:
+            checks.check_flag(name, getattr(self, name))
+            self._store(name, bool(getattr(self, name)))
+
+    def _check_mlp_ratio(self, ratio: float) -> None:
+        checks.check_number("mlp_ratio", ratio)
+        if int(self.dim * ratio) < 1:
+            raise ValueError(f"mlp_ratio must leave the MLP a feature, got {ratio}")
 
     def _settle_attention(self) -> None:
         self._store("attention", checks.per_block("attention", self.attention, self.depth))

@@ -1,16 +1,16 @@
 """The vision transformer, with any attention in its blocks."""
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.blocks import build_blocks, run_blocks, split_keys, types_of
-from cumulant_jax.models.layers.block import Block
-from cumulant_jax.models.layers.dropout import key_at
-from cumulant_jax.models.layers.initializers import bias_init, class_token_init, weight_init
+from cumulant_jax.models.blocks import build_block
+from cumulant_jax.models.call_checks import check_images, split_key
+from cumulant_jax.models.layers.block import Block, block_keys, run_block
+from cumulant_jax.models.layers.dropout import key_at, linear_rates
+from cumulant_jax.models.layers.head import Head
+from cumulant_jax.models.layers.initializers import class_token_init
 from cumulant_jax.models.layers.norms import layer_norm
 from cumulant_jax.models.layers.patch_embedding import PatchEmbedding
 from cumulant_jax.models.layers.positions import POSITIONS
@@ -44,8 +44,8 @@ class ViT(nnx.Module):
         if not isinstance(options, ViTOptions):
             raise TypeError(f"options must be a ViTOptions, got {type(options).__name__}")
         checks.check_rngs(rngs)
-        types = types_of(options, rngs)
-        dtype, param_dtype = types["dtype"], types["param_dtype"]
+        dtype, param_dtype = jnp.dtype(options.dtype), jnp.dtype(options.param_dtype)
+        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
         self.options = options
         self.patch_embedding = PatchEmbedding(
             patch_size=checks.size_pair("patch_size", options.patch_size),
@@ -63,24 +63,16 @@ class ViT(nnx.Module):
             rngs=rngs,
         )
         self.dropout = nnx.Dropout(options.dropout)
-        self.blocks = build_blocks(options, rngs=rngs)
-        self.norm = layer_norm(options.dim, eps=options.eps, **types)
-        # The head is a thousandth of the work, and its logits decide the loss: it computes in
-        # float32 at least.
-        head_dtype = jnp.promote_types(dtype, jnp.float32)
-        self.head = (
-            nnx.Linear(
-                options.dim,
-                options.num_classes,
-                dtype=head_dtype,
-                param_dtype=param_dtype,
-                kernel_init=weight_init,
-                bias_init=bias_init,
-                rngs=rngs,
-            )
-            if options.num_classes
-            else None
+        hidden_dim = int(options.dim * options.mlp_ratio)
+        rates = linear_rates(options.drop_path, options.depth)
+        self.blocks = nnx.List(
+            [
+                build_block(options, index, drop_path=rate, hidden_dim=hidden_dim, **types)
+                for index, rate in enumerate(rates)
+            ]
         )
+        self.norm = layer_norm(options.dim, eps=options.eps, **types)
+        self.head = Head(options.dim, options.num_classes, **types) if options.num_classes else None
 
     def __call__(
         self,
@@ -114,22 +106,21 @@ class ViT(nnx.Module):
         """
         checks.check_flag("train", train)
         checks.check_flag("return_intermediates", return_intermediates)
-        self._check_images(images)
-        keys = split_keys(
-            self.options, 1 + self.options.depth * Block.num_keys, train=train, rng=rng
-        )
+        options = self.options
+        multiple = checks.size_pair("patch_size", options.patch_size)
+        check_images(images, channels=options.channels, multiple=multiple)
+        count = 1 + options.depth * Block.num_keys
+        keys = split_key(rng, count, train=train, rates=options.drop_rates)
         patches = self.patch_embedding(images)
         x = self._embed(patches, self._grid(images))
         x = self.dropout(x, deterministic=not train, rngs=key_at(keys, 0))
         inside = {"patch_embedding": patches, "embed": x}
-        x = run_blocks(
-            self.blocks,
-            x,
-            train=train,
-            keys=None if keys is None else keys[1:],
-            remat=self.options.remat,
-            inside=inside,
-        )
+        for index, block in enumerate(self.blocks):
+            its_keys = block_keys(keys, index, Block.num_keys)
+            x, inside[f"attention_{index}"] = run_block(
+                block, x, train=train, keys=its_keys, remat=options.remat
+            )
+            inside[f"block_{index}"] = x
         features = self._pool(x)
         inside["pre_logits"] = features
         features = features.astype(jnp.promote_types(features.dtype, jnp.float32))
@@ -156,25 +147,3 @@ class ViT(nnx.Module):
             pooled = patches.mean(axis=1, dtype=jnp.promote_types(x.dtype, jnp.float32))
             pooled = pooled.astype(x.dtype)
         return self.norm(pooled) if self.options.fc_norm else pooled
-
-    def _check_images(self, images: Array) -> None:
-        rows, columns = checks.size_pair("patch_size", self.options.patch_size)
-        channels = self.options.channels
-        if not isinstance(images, jax.Array | np.ndarray):
-            raise TypeError(f"images must be an array, got {type(images).__name__}")
-        shape = images.shape
-        if (
-            len(shape) != 4
-            or shape[3] != channels
-            or 0 in shape[1:3]
-            or shape[1] % rows
-            or shape[2] % columns
-        ):
-            raise ValueError(
-                f"images must be [batch, height, width, {channels}] with height and width "
-                f"positive multiples of {rows} and {columns}, got shape {shape}"
-            )
-        if not jnp.issubdtype(images.dtype, jnp.floating):
-            raise TypeError(
-                f"images must be normalised floats, got {images.dtype}: scale them first"
-            )

@@ -361,7 +361,6 @@ def test_only_matrices_decay():
         ({"position": "sincos", "dim": 15, "heads": 3}, ValueError, "dim must be even"),
         ({"vocab_size": 0}, ValueError, "vocab_size must be at least 1"),
         ({"block_size": 2.0}, TypeError, "block_size must be an integer"),
-        ({"gelu": "exact"}, ValueError, "unknown gelu 'exact'"),
         ({"bias": 1}, TypeError, "bias must be True or False"),
     ],
     ids=str,

@@ -88,7 +88,7 @@ def test_what_each_option_adds(options, difference):
 
 
 def test_names_are_listed_by_pattern():
-    names = models.list_models("vit_*")
+    names = models.list_models("vit_[!c]*")
     assert len(names) == len(set(names)) == 35
     assert models.list_models("vit_s*") == [f"vit_s{p}" for p in (1, 2, 4, 8, 14, 16, 32)]
     assert models.list_models("resnet*") == []
@@ -100,7 +100,7 @@ def test_every_name_resolves_to_plain_values(name):
     assert set(json.loads(json.dumps(resolved))) == set(resolved)
 
 
-@pytest.mark.parametrize("name", models.list_models("vit_*"))
+@pytest.mark.parametrize("name", models.list_models("vit_[!c]*"))
 def test_every_name_resolves_and_says_its_patch(name):
     resolved = models.options(name)
     patch = int(re.fullmatch("vit_[a-z]+([0-9]+)", name)[1])

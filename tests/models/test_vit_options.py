@@ -85,7 +85,10 @@ def test_impossible_values(options, message):
         ({"remat": "no"}, "remat must be True or False, got 'no'"),
         ({"remat": None}, "remat must be True or False, got None"),
         ({"qkv_bias": "no"}, "qkv_bias must be True or False, got 'no'"),
-        ({"position": ["learned"]}, r"position must be one of learned, .*got \['learned'\]"),
+        (
+            {"position": ["learned"]},
+            r"position must be one of fourier, learned, .*got \['learned'\]",
+        ),
         ({"pool": ("token",)}, "pool must be one of mean, token, got"),
         ({"qk_norm": ["layer"]}, r"qk_norm must be one of layer, rms, got \['layer'\]"),
         ({"attention": [["softmax"]] * 12}, r"attention must be a name.*got \['softmax'\]"),

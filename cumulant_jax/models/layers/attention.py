@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -89,6 +90,7 @@ class _ProjectedAttention(nnx.Module):
         """
         raise NotImplementedError
 
+    @jax.named_scope("attention")
     def __call__(
         self,
         x: Array,

@@ -1,7 +1,8 @@
-"""The pre-norm transformer block of the models."""
+"""The pre-norm transformer block and how a model runs it."""
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -108,3 +109,71 @@ class Block(nnx.Module):
         branch = self.mlp(self.norm2(x), train=train, keys=None if keys is None else keys[2:4])
         branch = branch if self.layer_scale2 is None else self.layer_scale2(branch)
         return x + self.drop_path(branch, train=train, rng=key_at(keys, 4))
+
+
+def run_block(
+    block: Any, x: Array, *, train: bool, keys: Array | None, remat: bool, **call: Any
+) -> Any:
+    """Runs one block of a model.
+
+    Args:
+      block: a module, called as block(x, train=..., keys=..., **call).
+      x: tokens [batch, tokens, dim].
+      train: whether dropout and drop path act.
+      keys: the keys of this block, or None.
+      remat: whether the backward pass computes what is inside anew instead of keeping it.
+      **call: what the block passes on to its attention layer, such as `mask`.
+
+    Returns:
+      What the block returns.
+    """
+    if not remat:
+        return block(x, train=train, keys=keys, **call)
+    # jax.checkpoint wants a pure function: it gets the block's arrays and puts the module together
+    # inside.
+    graphdef, state = nnx.split(block)
+
+    def run(state: nnx.State, x: Array, keys: Array | None) -> Any:
+        return nnx.merge(graphdef, state)(x, train=train, keys=keys, **call)
+
+    return jax.checkpoint(run)(state, x, keys)
+
+
+def block_keys(keys: Array | None, index: int, per_block: int, *, first: int = 1) -> Array | None:
+    """The keys of block `index` among all keys of a call, of which `first` come before the blocks.
+
+    >>> block_keys(jnp.arange(11), 1, 5)
+    Array([ 6,  7,  8,  9, 10], dtype=int32)
+    """
+    start = first + index * per_block
+    return None if keys is None else keys[start : start + per_block]
+
+
+def run_blocks(
+    blocks: Any,
+    x: Array,
+    *,
+    keys: Array | None,
+    inside: dict[str, Array],
+    prefix: str = "",
+    **call: Any,
+) -> Array:
+    """Runs blocks one after the other.
+
+    Args:
+      blocks: modules of `num_keys` keys each, called as `run_block` does; each returns its tokens
+        and what its attention layer returned.
+      x: tokens [batch, tokens, dim].
+      keys: the keys of all blocks, one block's after the other's, or None.
+      inside: takes "block_i" and "attention_i" of each block.
+      prefix: stands before those names.
+      **call: the other arguments of `run_block`.
+
+    Returns:
+      The tokens after the last block [batch, tokens, dim].
+    """
+    for index, block in enumerate(blocks):
+        its_keys = block_keys(keys, index, block.num_keys, first=0)
+        x, inside[f"{prefix}attention_{index}"] = run_block(block, x, keys=its_keys, **call)
+        inside[f"{prefix}block_{index}"] = x
+    return x

@@ -31,3 +31,21 @@ class DropPath(nnx.Module):
     def __call__(self, branch: Array, *, train: bool = False, rng: Array | None = None) -> Array:
         """Drops examples of branch [batch, tokens, dim] in training, which needs a key."""
         return self.dropout(branch, deterministic=not train, rngs=rng)
+
+
+def linear_rates(rate: float, depth: int) -> list[float]:
+    """Drop-path probabilities that rise linearly from 0 in the first block to `rate` in the last.
+
+    >>> linear_rates(0.5, 3)
+    [0.0, 0.25, 0.5]
+    """
+    return [rate * index / max(depth - 1, 1) for index in range(depth)]
+
+
+def constant_rates(rate: float, depth: int) -> list[float]:
+    """The same drop-path probability for every block.
+
+    >>> constant_rates(0.5, 3)
+    [0.5, 0.5, 0.5]
+    """
+    return [rate] * depth

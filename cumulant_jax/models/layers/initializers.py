@@ -22,5 +22,8 @@ class_token_init = jax.nn.initializers.normal(stddev=1e-6)
 #: The patch embedding, a kernel of [patch height, patch width, channels, dim].
 patch_init = jax.nn.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
 
+#: Convolutions, as PyTorch starts them: uniform within 1 / sqrt(fan-in) of zero.
+conv_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
 #: Tables of a language model's tokens and positions, as in GPT-2.
 embedding_init = jax.nn.initializers.normal(stddev=0.02)

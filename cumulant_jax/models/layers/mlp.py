@@ -41,6 +41,7 @@ class MLP(nnx.Module):
         self.dropout = nnx.Dropout(dropout)
         self.gelu = gelu
 
+    @jax.named_scope("mlp")
     def __call__(self, x: Array, *, train: bool = False, keys: Array | None = None) -> Array:
         """Maps every token of x [..., dim] by itself; training with dropout needs 2 keys."""
         x = jax.nn.gelu(self.expand(x), approximate=self.gelu == "tanh")
