@@ -14,6 +14,9 @@ from cumulant_jax.models.tost import ToST
 from cumulant_jax.models.tost_options import ToSTOptions
 from cumulant_jax.models.vit import ViT
 from cumulant_jax.models.vit_options import ViTOptions
+from cumulant_jax.models.vivit import ViViT
+from cumulant_jax.models.vivit_from_vit import vivit_from_vit
+from cumulant_jax.models.vivit_options import ViViTOptions
 
 __all__ = [
     "CRATE",
@@ -26,6 +29,8 @@ __all__ = [
     "ToSTOptions",
     "ViT",
     "ViTOptions",
+    "ViViT",
+    "ViViTOptions",
     "attention_kinds",
     "count_parameters",
     "create",
@@ -36,4 +41,5 @@ __all__ = [
     "options",
     "resize",
     "summary",
+    "vivit_from_vit",
 ]

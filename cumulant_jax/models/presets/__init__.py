@@ -5,8 +5,9 @@ from cumulant_jax.models.presets.language import LANGUAGE
 from cumulant_jax.models.presets.preset import Family, Preset
 from cumulant_jax.models.presets.tost import TOST
 from cumulant_jax.models.presets.vit import VIT
+from cumulant_jax.models.presets.vivit import VIVIT
 
 #: Name to preset, over all families.
-PRESETS: dict[str, Preset] = {**VIT, **TOST, **CRATE, **LANGUAGE}
+PRESETS: dict[str, Preset] = {**VIT, **TOST, **CRATE, **VIVIT, **LANGUAGE}
 
 __all__ = ["PRESETS", "Family", "Preset"]
