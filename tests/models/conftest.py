@@ -128,9 +128,9 @@ def small():
     the device would compile a program for each shape.
     """
 
-    def create(*, seed=0, **options):
+    def create(*, name="vit_nano2", seed=0, **options):
         options = {**SMALL, **options}
-        model = nnx.eval_shape(lambda: models.create("vit_nano2", rngs=nnx.Rngs(0), **options))
+        model = nnx.eval_shape(lambda: models.create(name, rngs=nnx.Rngs(0), **options))
         graphdef, abstract = nnx.split(model)
         return nnx.merge(
             graphdef, jax.tree_util.tree_map_with_path(functools.partial(draw, seed), abstract)
@@ -138,6 +138,8 @@ def small():
 
     def draw(seed, path, leaf):
         rng = np.random.default_rng(zlib.crc32(jax.tree_util.keystr(path).encode()) + seed)
+        if "'var'" in jax.tree_util.keystr(path):
+            return jnp.asarray(0.5 + rng.random(leaf.shape), leaf.dtype)
         center = 1.0 if "scale" in jax.tree_util.keystr(path[-2:]) else 0.0
         return jnp.asarray(center + 0.3 * rng.standard_normal(leaf.shape), leaf.dtype)
 

@@ -1,5 +1,7 @@
 """Our ToST, XCiT and ViT on its skeleton give what the published code gives with their weights."""
 
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,7 +64,7 @@ def from_published(arrays):
 
 
 def _stem_name(name):
-    """The convolutions and norms of the stem: patch_embed.proj.{2 i}.{0, 1} in the published code."""
+    """The stem: patch_embed.proj.{2 i}.{0: convolution, 1: norm} in the published code."""
     if not name.startswith("patch_embed."):
         return name
     _, _, step, layer, last = name.split(".")
@@ -82,8 +84,6 @@ def section(arrays, prefix):
 @pytest.fixture(scope="module")
 def published():
     """A function from a family to the arrays of its reference model."""
-    from pathlib import Path
-
     folder = Path(__file__).parents[1] / "golden"
     loaded = {name: dict(np.load(folder / f"{name}_vision_tiny.npz")) for name in ATTENTION}
     return loaded.__getitem__
@@ -254,8 +254,6 @@ def test_evaluation_gradients(published):
 
 
 def raw_table(grid):
-    from pathlib import Path
-
     folder = Path(__file__).parents[1] / "golden"
     raw = np.load(folder / "pos_fourier.npz")[f"raw_{grid}"]
     return raw[0].reshape(64, -1).T
