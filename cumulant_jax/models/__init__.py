@@ -9,6 +9,8 @@ from cumulant_jax.models.layers.attention import attention_kinds
 from cumulant_jax.models.parameters import count_parameters, decays
 from cumulant_jax.models.registry import create, list_models, options
 from cumulant_jax.models.resizing import resize
+from cumulant_jax.models.sequence import SequenceEncoder
+from cumulant_jax.models.sequence_options import SequenceEncoderOptions
 from cumulant_jax.models.summary import Summary, summary
 from cumulant_jax.models.tost import ToST
 from cumulant_jax.models.tost_options import ToSTOptions
@@ -24,6 +26,8 @@ __all__ = [
     "DecodingState",
     "LanguageModel",
     "LanguageModelOptions",
+    "SequenceEncoder",
+    "SequenceEncoderOptions",
     "Summary",
     "ToST",
     "ToSTOptions",
