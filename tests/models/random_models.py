@@ -11,23 +11,25 @@ from flax import nnx
 from cumulant_jax import models
 
 
-def random_model(name, *, seed=0, spread=0.3, **options):
-    """A model by name with all parameters drawn by NumPy, from their names and shapes alone.
+def random_model(name, *, seed=0, **options):
+    """A model by name with every parameter random.
 
-    Models that differ in an option therefore agree in the parameters they share.
+    The numbers depend on the seed and the parameter's name and shape alone, so that models that
+    differ in an option agree in the parameters they share. They come from NumPy: initialising on
+    the device would compile a program for each shape.
     """
     model = nnx.eval_shape(lambda: models.create(name, rngs=nnx.Rngs(0), **options))
     graphdef, abstract = nnx.split(model)
-    draw = functools.partial(_draw, seed, spread)
+    draw = functools.partial(_draw, seed)
     return nnx.merge(graphdef, jax.tree_util.tree_map_with_path(draw, abstract))
 
 
-def _draw(seed, spread, path, leaf):
-    name = jax.tree_util.keystr(path)
-    rng = np.random.default_rng(zlib.crc32(name.encode()) + seed)
-    centred_at_one = "scale'" in name or "gamma" in name or "temperature" in name
-    center = 1.0 if centred_at_one else 0.0
-    return jnp.asarray(center + spread * rng.standard_normal(leaf.shape), leaf.dtype)
+def _draw(seed, path, leaf):
+    rng = np.random.default_rng(zlib.crc32(jax.tree_util.keystr(path).encode()) + seed)
+    if "'var'" in jax.tree_util.keystr(path):
+        return jnp.asarray(0.5 + rng.random(leaf.shape), leaf.dtype)
+    center = 1.0 if "scale" in jax.tree_util.keystr(path[-2:]) else 0.0
+    return jnp.asarray(center + 0.3 * rng.standard_normal(leaf.shape), leaf.dtype)
 
 
 @jax.jit

@@ -16,8 +16,9 @@ NEW = 6
 
 
 def small(**options):
+    """A model that says many different things: its branches are as large as what they add to."""
     shape = {"vocab_size": VOCABULARY, "block_size": 16, "dim": 16, "depth": 2, "heads": 2}
-    return random_model("gpt_nano", **{**shape, **options})
+    return random_model("gpt_nano", **{**shape, "layer_scale": None, **options})
 
 
 def slow_greedy(model, prompt, count):
@@ -39,6 +40,7 @@ def test_left_padded_prompts_are_continued_as_each_alone(kind):
     assert new.dtype == jnp.int32
     for row, prompt in enumerate(PROMPTS):
         assert new[row].tolist() == slow_greedy(model, prompt, NEW), f"prompt {row}"
+    assert len(np.unique(new)) > 3, "a model that says one thing would be easily imitated"
 
 
 def test_what_stands_at_padding_does_not_matter():
@@ -60,14 +62,14 @@ def test_a_sequence_ends_with_eos():
     model = small(attention="tssa")
     tokens, mask = models.left_pad(PROMPTS)
     free = np.asarray(models.generate(model, tokens, mask=mask, max_new_tokens=NEW))
-    eos = int(free[0, 2])
+    eos = int(free[1, 1])
     ended = np.asarray(models.generate(model, tokens, mask=mask, max_new_tokens=NEW, eos=eos))
     for row in range(3):
         at = np.flatnonzero(free[row] == eos)
         length = at[0] + 1 if at.size else NEW
         np.testing.assert_array_equal(ended[row, :length], free[row, :length])
         assert (ended[row, length:] == eos).all()
-    assert (free[0] != ended[0]).any(), "nothing came after the end"
+    assert (free[1] != ended[1]).any(), "nothing came after the end"
 
 
 def test_a_key_decides_the_draws():
