@@ -204,7 +204,13 @@ def test_split_heads_of_every_kind_of_function(kind, x64):
 
 
 @every_factorisation
-@pytest.mark.parametrize("kind", ["tssa", "cumulant3", "xca", "mssa"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "tssa",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("cumulant3", "xca", "mssa")),
+    ],
+)
 def test_every_kind_runs_in_every_factorisation(factorisation, kind):
     model = small(factorisation=factorisation, attention=kind, depth=1)
     logits = apply(model, draw_clips())
