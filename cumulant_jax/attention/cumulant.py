@@ -5,21 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from cumulant_jax.attention import arguments
 from cumulant_jax.attention.linear_time import check_state, prepare
 from cumulant_jax.kernels import (
+    CumulantReading,
     MomentState,
     PolynomialFeatures,
-    causal_read_out,
-    effective_features,
-    empty_state,
-    masked_mean,
-    read_out,
-    read_out_matrix,
-    sum_moments,
+    causal_attention,
+    moment_attention,
+    state_shapes,
 )
 
 ORDERS = (1, 2, 3, 4)
@@ -112,41 +107,17 @@ def cumulant_attention(
         return_state=return_state,
     )
     features = PolynomialFeatures(order, all_pairs=offdiagonal)
+    reading = CumulantReading(features, reduction_is_sum=reduction == "sum")
+    options: Any = {
+        "scale": scale,
+        "operation": "cumulant_attention",
+        "implementation": implementation,
+    }
     if is_causal:
-        out, state = _causal(features, query, key, value, mask, scale, reduction, initial_state)
+        check_state(initial_state, state_shapes(reading, key, value))
+        out, state = causal_attention(reading, query, key, value, mask, initial_state, **options)
         return (out.astype(dtype), state) if return_state else out.astype(dtype)
-    key_pivot, value_pivot = lax.stop_gradient((masked_mean(key, mask), masked_mean(value, mask)))
-    sums = sum_moments(features, key, value, mask, key_pivot=key_pivot, value_pivot=value_pivot)
-    matrix = read_out_matrix(
-        features,
-        sums,
-        value_pivot,
-        dim=key.shape[-1],
-        scale=scale,
-        reduction_is_sum=reduction == "sum",
-    )
-    return read_out(features, query, matrix).astype(dtype)
-
-
-def _causal(
-    features: PolynomialFeatures, query, key, value, mask, scale, reduction, state
-) -> tuple[jax.Array, MomentState]:
-    dim = key.shape[-1]
-    num_features = features.count(dim)
-    empty = empty_state(num_features, key, value, mask, pivot=True)
-    state = check_state(state, empty)
-
-    def effective(query, feature_sums):
-        count = jnp.maximum(feature_sums[..., -1:], 1)
-        out = effective_features(features, query, feature_sums / count, dim=dim, scale=scale)
-        return out if reduction == "sum" else out / count
-
-    out, state = causal_read_out(features, effective, query, key, value, mask, state)
-    # The last column is the sum of the weights: 1, or the count of tokens in sum form, or 0 where
-    # there is no token yet.
-    pivot = jnp.repeat(state.value_pivot, query.shape[-2] // key.shape[-2], axis=-2)
-    out = out[..., :-1] + out[..., -1:] * pivot[..., None, :, :]
-    return out, state
+    return moment_attention(reading, query, key, value, mask, **options).astype(dtype)
 
 
 def check_cumulant_options(order: int, offdiagonal: bool, reduction: str) -> None:

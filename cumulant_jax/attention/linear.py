@@ -12,12 +12,12 @@ from cumulant_jax.attention import arguments
 from cumulant_jax.attention.linear_time import check_state, prepare
 from cumulant_jax.kernels import (
     MomentState,
+    NormalizedReading,
     accumulation_dtype,
-    causal_read_out,
+    causal_attention,
     elu1,
-    empty_state,
-    read_out,
-    sum_moments,
+    moment_attention,
+    state_shapes,
 )
 from cumulant_jax.naming import unknown_name
 
@@ -109,31 +109,17 @@ def linear_attention(
             key = jnp.where(mask[..., None], key, 0)
         query, key = (_apply(feature_map, x.astype(query.dtype)) for x in (query, key))
         feature_function = _identity
+    reading = NormalizedReading(feature_function, normalizer_eps=eps)
+    options: Any = {
+        "scale": 1.0,
+        "operation": "linear_attention",
+        "implementation": implementation,
+    }
     if is_causal:
-        num_features = jax.eval_shape(feature_function, key).shape[-1]
-        empty = empty_state(num_features, key, value, mask, pivot=False)
-        out, state = causal_read_out(
-            feature_function,
-            lambda query, _: feature_function(query),
-            query,
-            key,
-            value,
-            mask,
-            check_state(initial_state, empty),
-        )
-        out = (out[..., :-1] / (out[..., -1:] + eps)).astype(dtype)
-        return (out, state) if return_state else out
-    zero = jnp.zeros((), key.dtype)
-    sums = sum_moments(
-        feature_function,
-        key,
-        value,
-        mask,
-        key_pivot=jnp.broadcast_to(zero, (*key.shape[:-3], *key.shape[-2:])),
-        value_pivot=jnp.broadcast_to(zero, (*value.shape[:-3], *value.shape[-2:])),
-    )
-    out = read_out(feature_function, query, sums, normalizer_eps=eps)
-    return out.astype(dtype)
+        check_state(initial_state, state_shapes(reading, key, value))
+        out, state = causal_attention(reading, query, key, value, mask, initial_state, **options)
+        return (out.astype(dtype), state) if return_state else out.astype(dtype)
+    return moment_attention(reading, query, key, value, mask, **options).astype(dtype)
 
 
 def check_feature_map(feature_map: Any) -> Callable[[jax.Array], jax.Array]:

@@ -71,20 +71,19 @@ def check_state_options(initial_state: Any, *, return_state: bool, is_causal: bo
         )
 
 
-def check_state[State: tuple](state: Any, empty: State) -> State:
-    """Returns a carried state if it is of the kind and shapes of the `empty` one, or that one."""
+def check_state(state: Any, expected: tuple) -> None:
+    """Raises unless `state` is None or a carried state of the kind and shapes of `expected`."""
     if state is None:
-        return empty
-    if type(state) is not type(empty):
+        return
+    if type(state) is not type(expected):
         raise TypeError(
-            f"initial_state must be the {type(empty).__name__} of an earlier call; "
+            f"initial_state must be the {type(expected).__name__} of an earlier call; "
             f"got {type(state).__name__}."
         )
-    names = getattr(empty, "_fields")  # noqa: B009
-    for name, x, expected in zip(names, state, empty, strict=True):
-        if jnp.shape(x) != expected.shape:
+    names = getattr(expected, "_fields")  # noqa: B009
+    for name, x, other in zip(names, state, expected, strict=True):
+        if jnp.shape(x) != other.shape:
             raise ValueError(
                 "initial_state must come from a call of the same shapes and options; its "
-                f"{name} is {jnp.shape(x)}, expected {expected.shape}."
+                f"{name} is {jnp.shape(x)}, expected {other.shape}."
             )
-    return state

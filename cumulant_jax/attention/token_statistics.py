@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,26 +10,14 @@ import jax.numpy as jnp
 from cumulant_jax.attention import arguments
 from cumulant_jax.attention.linear_time import check_state, check_state_options
 from cumulant_jax.attention.masks import token_mask
-from cumulant_jax.kernels import accumulation_dtype, choose_implementation
-
-# The published code floors the norm over all tokens at 1e-12, but the running energy at 1e-12.
-_ENERGY_FLOOR = 1e-24
-_RUNNING_ENERGY_FLOOR = 1e-12
-_MEMBERSHIP_EPS = 1e-8
-
-
-class TokenStatisticsState(NamedTuple):
-    """What causal token statistics carry: 2·dim + 1 numbers per head.
-
-    Attributes:
-      energy: [*batch, H, D], Σ w².
-      weighted: [*batch, H, D], Σ Π w².
-      membership: [*batch, H], Σ Π.
-    """
-
-    energy: jax.Array
-    weighted: jax.Array
-    membership: jax.Array
+from cumulant_jax.kernels import (
+    TokenStatisticsState,
+    accumulation_dtype,
+    causal_token_statistics,
+    choose_implementation,
+    empty_statistics,
+    token_statistics,
+)
 
 
 def token_statistics_attention(
@@ -99,11 +87,12 @@ def token_statistics_attention(
     if mask is not None:
         w = jnp.where(mask[..., None, None], w, 0)
     if is_causal:
-        state = check_state(initial_state, _empty_state(w))
-        membership, second_moment, state = _running_statistics(w, temperature, mask, bias, state)
-        out = (-w * membership[..., None] / (1 + second_moment)).astype(dtype)
-        return (out, state) if return_state else out
-    membership, second_moment = _token_statistics(w, temperature, mask)
+        empty = empty_statistics(w)
+        check_state(initial_state, empty)
+        state = empty if initial_state is None else initial_state
+        out, state = causal_token_statistics(w, temperature, mask, bias, state)
+        return (out.astype(dtype), state) if return_state else out.astype(dtype)
+    membership, second_moment = token_statistics(w, temperature, mask)
     out = -w * membership[..., None] / (1 + second_moment[..., None, :, :])
     return out.astype(dtype)
 
@@ -140,52 +129,7 @@ def token_memberships(
     w = w.astype(accumulation_dtype(w))
     if mask is not None:
         w = jnp.where(mask[..., None, None], w, 0)
-    return _token_statistics(w, temperature, mask)
-
-
-def _token_statistics(w, temperature, mask) -> tuple[jax.Array, jax.Array]:
-    squares = w * w
-    energy = jnp.sum(squares, axis=-3, keepdims=True)
-    # Dividing w by the norm, not w² by the energy, keeps the gradient finite in float32 where the
-    # energy is at its floor: its square would underflow.
-    present = energy > _ENERGY_FLOOR
-    norm = jnp.where(present, jnp.sqrt(jnp.where(present, energy, 1)), _ENERGY_FLOOR**0.5)
-    shares = jnp.sum((w / norm) ** 2, axis=-1)
-    membership = _memberships(shares, temperature)
-    if mask is not None:
-        membership = jnp.where(mask[..., None], membership, 0)
-    weighted = jnp.sum(membership[..., None] * squares, axis=-3)
-    total = jnp.sum(membership, axis=-2)[..., None] + _MEMBERSHIP_EPS
-    return membership, weighted / total
-
-
-def _memberships(shares: jax.Array, temperature: jax.Array) -> jax.Array:
-    """The softmax over heads of temperature [H] times shares [*batch, T, H]."""
-    temperature = temperature.astype(shares.dtype).reshape(*(1,) * (shares.ndim - 1), -1)
-    return jax.nn.softmax(temperature * shares, axis=-1)
-
-
-def _running_statistics(w, temperature, mask, bias, state):
-    squares = w * w
-    energy = state.energy[..., None, :, :] + jnp.cumsum(squares, axis=-3)
-    shares = jnp.sum(squares / jnp.maximum(energy, _RUNNING_ENERGY_FLOOR), axis=-1)
-    if bias is not None:
-        bias = jnp.swapaxes(bias.astype(w.dtype), -1, -2)
-        shares = shares + w.shape[-1] * bias.reshape(*(1,) * (w.ndim - 1 - bias.ndim), *bias.shape)
-    membership = _memberships(shares, temperature)
-    if mask is not None:
-        membership = jnp.where(mask[..., None], membership, 0)
-    weighted = state.weighted[..., None, :, :] + jnp.cumsum(
-        membership[..., None] * squares, axis=-3
-    )
-    total = state.membership[..., None, :] + jnp.cumsum(membership, axis=-2)
-    state = TokenStatisticsState(energy[..., -1, :, :], weighted[..., -1, :, :], total[..., -1, :])
-    return membership, weighted / (total[..., None] + _MEMBERSHIP_EPS), state
-
-
-def _empty_state(w: jax.Array) -> TokenStatisticsState:
-    zeros = jnp.zeros((*w.shape[:-3], *w.shape[-2:]), w.dtype)
-    return TokenStatisticsState(zeros, zeros, zeros[..., 0])
+    return token_statistics(w, temperature, mask)
 
 
 def _check_bias(bias: Any, w: jax.Array, is_causal: bool) -> jax.Array | None:

@@ -1,26 +1,45 @@
 """The passes over tokens that the linear-time attention functions are made of."""
 
-from cumulant_jax.kernels.causal import MomentState, causal_read_out, empty_state
-from cumulant_jax.kernels.cumulants import effective_features, read_out_matrix
+from cumulant_jax.kernels.causal import MomentState
+from cumulant_jax.kernels.causal_attention import causal_attention, state_shapes
+from cumulant_jax.kernels.cumulants import read_out_matrix
+from cumulant_jax.kernels.device import Device, assume_device, current_device
 from cumulant_jax.kernels.features import PolynomialFeatures, elu1
 from cumulant_jax.kernels.implementation import IMPLEMENTATIONS, choose_implementation
+from cumulant_jax.kernels.moment_attention import moment_attention
 from cumulant_jax.kernels.moments import accumulation_dtype, masked_mean, read_out, sum_moments
+from cumulant_jax.kernels.reading import CumulantReading, NormalizedReading
 from cumulant_jax.kernels.token_pass import chunk_length, token_pass
+from cumulant_jax.kernels.token_statistics import (
+    TokenStatisticsState,
+    causal_token_statistics,
+    empty_statistics,
+    token_statistics,
+)
 
 __all__ = [
     "IMPLEMENTATIONS",
+    "CumulantReading",
+    "Device",
     "MomentState",
+    "NormalizedReading",
     "PolynomialFeatures",
+    "TokenStatisticsState",
     "accumulation_dtype",
-    "causal_read_out",
+    "assume_device",
+    "causal_attention",
+    "causal_token_statistics",
     "choose_implementation",
     "chunk_length",
-    "effective_features",
+    "current_device",
     "elu1",
-    "empty_state",
+    "empty_statistics",
     "masked_mean",
+    "moment_attention",
     "read_out",
     "read_out_matrix",
+    "state_shapes",
     "sum_moments",
     "token_pass",
+    "token_statistics",
 ]

@@ -8,17 +8,13 @@ constant memory.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from cumulant_jax.kernels.moments import Features, accumulation_dtype, masked_mean
-
-# effective(query, feature_sums) -> query features; both [..., tokens, ...] per head.
-Effective = Callable[[jax.Array, jax.Array], jax.Array]
+from cumulant_jax.kernels.reading import Reading
 
 CHUNK = 128
 
@@ -37,71 +33,32 @@ class MomentState(NamedTuple):
     value_pivot: jax.Array
 
 
-def empty_state(
-    num_features: int, key: jax.Array, value: jax.Array, mask: jax.Array | None, *, pivot: bool
-) -> MomentState:
-    """The state before the first token.
-
-    Args:
-      num_features: features per key.
-      key: [..., tokens, key_heads, dim], the tokens about to come.
-      value: [..., tokens, key_heads, value_dim].
-      mask: None or bool [..., tokens, key_heads or 1].
-      pivot: whether to measure keys and values from the mean of the first unmasked tokens (not from
-        the first one alone: a class or start token is often an outlier), or from zero.
-    """
-    dtype = accumulation_dtype(key, value)
-    key_pivot, value_pivot = (
-        lax.stop_gradient(_first_mean(x, mask)).astype(dtype)
-        if pivot
-        else _carried_zeros((*x.shape[:-3], *x.shape[-2:]), dtype, like=(key, value))
-        for x in (key, value)
-    )
-    shape = (*key.shape[:-3], key.shape[-2], num_features, value.shape[-1] + 1)
-    return MomentState(_carried_zeros(shape, dtype, like=(key, value)), key_pivot, value_pivot)
-
-
-def _carried_zeros(shape: tuple[int, ...], dtype, *, like: tuple[jax.Array, ...]) -> jax.Array:
-    """Zeros that a loop over `like` may carry, under shard_map too.
-
-    There a carry must vary over the same mesh axes going in as coming out. A zero selected by the
-    inputs does so in every version of jax; XLA folds it to a constant.
-    """
-    zero = sum(jnp.where(x[(0,) * x.ndim] == 0, 0, 0) for x in like if 0 not in x.shape)
-    return jnp.broadcast_to(jnp.asarray(zero, dtype), shape)
-
-
-def _first_mean(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    if mask is None:
-        return masked_mean(x[..., :CHUNK, :, :], None)
-    return masked_mean(x, mask & (jnp.cumsum(mask, axis=-2) <= CHUNK))
-
-
 def causal_read_out(
-    features: Features,
-    effective: Effective,
+    reading: Reading,
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
     mask: jax.Array | None,
-    state: MomentState,
-) -> tuple[jax.Array, MomentState]:
+    scale: jax.Array,
+    sums: jax.Array,
+    key_pivot: jax.Array,
+    value_pivot: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
     """Sums moments and reads them out, token by token in effect, chunk by chunk in fact.
 
     Args:
-      features: feature map of the keys, from dim to `features`.
-      effective: `effective(query, feature_sums)`, which turns queries [..., groups, tokens, dim]
-        and the sums of the features up to each token [..., 1, tokens, features] into what
-        multiplies the moments, [..., groups, tokens, features].
+      reading: the kind of attention.
       query: [..., tokens, heads, dim].
       key: [..., tokens, key_heads, dim].
       value: [..., tokens, key_heads, value_dim].
       mask: None or bool [..., tokens, key_heads or 1].
-      state: what the tokens so far amount to.
+      scale: [..., key_heads], factor on the queries.
+      sums: [..., key_heads, features, value_dim + 1], the moments of the tokens so far.
+      key_pivot: [..., key_heads, dim].
+      value_pivot: [..., key_heads, value_dim].
 
     Returns:
-      The read-out [..., tokens, heads, value_dim + 1], whose last column belongs to the constant 1
-      that is appended to the values, and the state after the last token; in the state's dtype.
+      [..., tokens, heads, value_dim] in the dtype of `value`, and the sums after the last token.
     """
     length, heads = query.shape[-3:-1]
     chunk = min(CHUNK, length)
@@ -113,17 +70,17 @@ def causal_read_out(
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def step(sums, tokens):
         query, key, value, mask = (_head_major(x) for x in tokens)
-        key = jnp.where(mask, key.astype(sums.dtype) - state.key_pivot[..., None, :], 0)
-        value = value.astype(sums.dtype) - state.value_pivot[..., None, :]
+        key = jnp.where(mask, key.astype(sums.dtype) - key_pivot[..., None, :], 0)
+        value = value.astype(sums.dtype) - value_pivot[..., None, :]
         value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)
         value = jnp.where(mask, value, 0)
-        key = features(key)
+        key = reading.features(key)
 
         key_heads = key.shape[-3]
         query = query.astype(sums.dtype)
         query = query.reshape(*query.shape[:-3], key_heads, heads // key_heads, *query.shape[-2:])
         present = jnp.cumsum(jnp.where(mask, key, 0), axis=-2) + sums[..., None, :, -1]
-        query = effective(query, present[..., None, :, :])
+        query = reading.effective(query, present[..., None, :, :], scale, dim=key_pivot.shape[-1])
         scores = jnp.einsum("...kgtf,...ksf->...kgts", query, key)
         scores = jnp.tril(scores)
         out = jnp.einsum("...kgts,...ksv->...kgtv", scores, value)
@@ -132,10 +89,34 @@ def causal_read_out(
         sums = sums + jnp.einsum("...tf,...tv->...fv", key, value)
         return sums, _head_major(out)
 
-    sums, out = lax.scan(step, state.sums, chunks)
+    sums, out = lax.scan(step, sums, chunks)
     out = jnp.moveaxis(out, 0, -4)
     out = out.reshape(*out.shape[:-4], out.shape[-4] * chunk, *out.shape[-2:])
-    return out[..., :length, :, :], state._replace(sums=sums)
+    pivot = jnp.repeat(value_pivot, heads // value_pivot.shape[-2], axis=-2)
+    return reading.finish(out[..., :length, :, :], pivot).astype(value.dtype), sums
+
+
+def causal_read_out_backward(
+    reading: Reading,
+    query,
+    key,
+    value,
+    mask,
+    scale,
+    sums,
+    key_pivot,
+    value_pivot,
+    out_bar,
+    sums_bar,
+) -> tuple[jax.Array, ...]:
+    """The cotangents of query, key, value, scale and sums."""
+
+    def forward(query, key, value, scale, sums):
+        return causal_read_out(
+            reading, query, key, value, mask, scale, sums, key_pivot, value_pivot
+        )
+
+    return jax.vjp(forward, query, key, value, scale, sums)[1]((out_bar, sums_bar))
 
 
 def _split(x: jax.Array, chunk: int) -> jax.Array:

@@ -13,8 +13,9 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from cumulant_jax.kernels.token_pass import chunk_length, token_pass
+from cumulant_jax.kernels.token_pass import chunk_length, pull_back_pass, token_pass
 
 Features = Callable[[jax.Array], jax.Array]
 
@@ -60,16 +61,37 @@ def sum_moments(
       key: [..., tokens, heads, dim].
       value: [..., tokens, heads, value_dim].
       mask: None or bool [..., tokens, heads or 1]; masked tokens may hold anything, NaN included.
-      key_pivot: [..., heads, dim], a vector near the mean, which keeps the sums small.
+      key_pivot: [..., heads, dim], a vector near the mean, which keeps the sums small. Pivots are
+        constants of the differentiation.
       value_pivot: [..., heads, value_dim], likewise.
 
     Returns:
       [..., heads, features, value_dim + 1] in the accumulation dtype.
     """
+    body, chunk = _moments_pass(features, key, value)
+    return token_pass(body, chunk, (key, value), mask, (key_pivot, value_pivot))[1]
+
+
+def sum_moments_backward(
+    features: Features,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    *,
+    key_pivot: jax.Array,
+    value_pivot: jax.Array,
+    sums_bar: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """The cotangents of key and value, in one pass, from that of what `sum_moments` returned."""
+    body, chunk = _moments_pass(features, key, value)
+    pivots = (key_pivot, value_pivot)
+    return pull_back_pass(body, chunk, (key, value), mask, pivots, (), sums_bar)[0]
+
+
+def _moments_pass(features, key, value):
     dtype = accumulation_dtype(key, value)
     body = functools.partial(_moments_body, features, dtype)
-    chunk = _chunk(features, key, value.shape[-1], dtype)
-    return token_pass(body, chunk, (key, value), mask, (key_pivot, value_pivot))[1]
+    return body, _chunk(features, key, value.shape[-1], dtype)
 
 
 def read_out(
@@ -87,17 +109,39 @@ def read_out(
     Returns:
       [..., tokens, heads, columns] (one column fewer with a normalizer) in the matrix's dtype.
     """
+    body, chunk, matrix = _read_out_pass(features, query, matrix, normalizer_eps)
+    return token_pass(body, chunk, (query,), None, matrix)[0]
+
+
+def read_out_backward(
+    features: Features,
+    query: jax.Array,
+    matrix: jax.Array,
+    out_bar: jax.Array,
+    *,
+    normalizer_eps: float | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The cotangents of query and matrix, in one pass, from that of what `read_out` returned.
+
+    That of the matrix is per query head, [..., query heads, features, columns].
+    """
+    body, chunk, matrix = _read_out_pass(features, query, matrix, normalizer_eps)
+    out_bar = out_bar.astype(matrix.dtype)
+    (query_bar,), matrix_bar = pull_back_pass(body, chunk, (query,), None, matrix, out_bar, ())
+    return query_bar, matrix_bar
+
+
+def _read_out_pass(features, query, matrix, normalizer_eps):
     groups = query.shape[-2] // matrix.shape[-3]
     if groups > 1:
         matrix = jnp.repeat(matrix, groups, axis=-3)
     body = functools.partial(_read_out_body, features, normalizer_eps)
-    chunk = _chunk(features, query, matrix.shape[-1], matrix.dtype)
-    return token_pass(body, chunk, (query,), None, matrix)[0]
+    return body, _chunk(features, query, matrix.shape[-1], matrix.dtype), matrix
 
 
 def _moments_body(features, dtype, tokens, mask, pivots):
     key, value = (
-        _head_major(x).astype(dtype) - pivot[..., None, :]
+        _head_major(x).astype(dtype) - lax.stop_gradient(pivot)[..., None, :]
         for x, pivot in zip(tokens, pivots, strict=True)
     )
     value = jnp.concatenate([value, jnp.ones_like(value[..., :1])], axis=-1)

@@ -120,20 +120,35 @@ def _pull_back(body: Body, inputs: PyTree, mask, shared: PyTree) -> tuple[PyTree
     return pull((per_token_bar, sums_bar))
 
 
-def _forward(body, chunk, tokens, mask, shared):
-    return token_pass(body, chunk, tokens, mask, shared), (tokens, mask, shared)
+def pull_back_pass(
+    body: Body,
+    chunk: int,
+    tokens: PyTree,
+    mask: jax.Array | None,
+    shared: PyTree,
+    per_token_bar: PyTree,
+    sums_bar: PyTree,
+) -> tuple[PyTree, PyTree]:
+    """The pass that takes the cotangents of what `token_pass` returned to those of its inputs.
 
-
-def _backward(body, chunk, residuals, cotangents):
-    tokens, mask, shared = residuals
-    per_token_bar, sums_bar = cotangents
-    tokens_bar, shared_bar = token_pass(
+    Returns:
+      The cotangents of `tokens` and of `shared`.
+    """
+    return token_pass(
         functools.partial(_pull_back, body),
         chunk,
         (tokens, per_token_bar),
         mask,
         (shared, sums_bar),
     )
+
+
+def _forward(body, chunk, tokens, mask, shared):
+    return token_pass(body, chunk, tokens, mask, shared), (tokens, mask, shared)
+
+
+def _backward(body, chunk, residuals, cotangents):
+    tokens_bar, shared_bar = pull_back_pass(body, chunk, *residuals, *cotangents)
     return tokens_bar, None, shared_bar
 
 
