@@ -221,6 +221,30 @@ def test_part_by_part_equals_all_at_once(kind):
 
 
 @pytest.mark.parametrize(
+    ("kind", "options"),
+    [("softmax", {"scale": 1.5}), ("cumulant3", {"reduction": "sum"}), ("mssa", {"scale": 0.2})],
+)
+def test_options_of_the_layers_hold_token_by_token(kind, options):
+    more = {} if kind == "mssa" else {"qk_norm": "rms", "query_scale": 2.0}
+    model = small(attention=kind, attention_options=options, **more)
+    tokens = draw_tokens(shape=(2, 4))
+    expected = apply(model, tokens)
+    assert np.abs(expected - apply(small(attention=kind, **more), tokens)).max() > 1e-3
+    state = model.start(2, 4)
+    for t in range(4):
+        logits, state = extend(model, tokens[:, t : t + 1], state)
+        np.testing.assert_allclose(logits, expected[:, t], rtol=0, atol=1e-4, err_msg=str(t))
+
+
+def test_a_summary_counts_the_whole_block():
+    summary = models.summary("tost_lm_nano", vocab_size=100, block_size=32)
+    assert (summary.tokens, summary.input_shape) == (32, (32,))
+    # Two projections and the MLP of each block, and the tied map to logits.
+    products = 3 * 32 * (2 + 8) * 64 * 64 + 32 * 64 * 100
+    assert summary.macs == products
+
+
+@pytest.mark.parametrize(
     ("kind", "position"),
     [*((kind, "learned") for kind in CAUSAL_KINDS), ("tssa", "sincos"), ("tssa", "none")],
 )
