@@ -1,4 +1,4 @@
-"""Checks of what a vision model is called with."""
+"""Checks of what a model is called with."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,6 +33,21 @@ def check_images(images: Any, *, channels: int, multiple: tuple[int, int] = (1, 
         )
     if not jnp.issubdtype(images.dtype, jnp.floating):
         raise TypeError(f"images must be normalised floats, got {images.dtype}: scale them first")
+
+
+def check_token_mask(mask: Any, shape: tuple[int, ...]) -> None:
+    """Raises unless mask is None or a boolean array of the shape of the tokens.
+
+    >>> check_token_mask(np.ones((2, 3), bool), (2, 3))
+    """
+    if mask is None:
+        return
+    if not isinstance(mask, jax.Array | np.ndarray):
+        raise TypeError(f"mask must be a boolean array, got {type(mask).__name__}")
+    if mask.dtype != jnp.bool_:
+        raise TypeError(f"mask must be boolean, True = a token, got {mask.dtype}: compare first")
+    if mask.shape != tuple(shape):
+        raise ValueError(f"mask must be [batch, tokens] = {tuple(shape)}, got shape {mask.shape}")
 
 
 def split_key(

@@ -5,6 +5,7 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
+from cumulant_jax.models.blocks import build_attention
 from cumulant_jax.models.call_checks import check_images, split_key
 from cumulant_jax.models.crate_options import CRATEOptions
 from cumulant_jax.models.layers.block import block_keys, run_block
@@ -15,7 +16,6 @@ from cumulant_jax.models.layers.ista import CRATEBlock
 from cumulant_jax.models.layers.norms import layer_norm
 from cumulant_jax.models.layers.patch_embedding import NormedPatchEmbedding
 from cumulant_jax.models.layers.positions import POSITIONS
-from cumulant_jax.models.vision_block import vision_attention
 
 
 class CRATE(nnx.Module):
@@ -67,7 +67,7 @@ class CRATE(nnx.Module):
         self.blocks = nnx.List(
             [
                 CRATEBlock(
-                    vision_attention(options, index, **types),
+                    build_attention(options, index, **types),
                     dim=options.dim,
                     step_size=options.step_size,
                     sparsity=options.sparsity,

@@ -61,7 +61,8 @@ def create(name: str, *, rngs: nnx.Rngs, **options: Any) -> nnx.Module:
         `options(name)` for all and `ViTOptions` for their meaning.
 
     Returns:
-      A module, called as model(images, train=False, rng=None, return_intermediates=False).
+      A module, called as model(inputs, train=False, rng=None, return_intermediates=False), where
+      inputs are images, clips or tokens.
 
     Raises:
       ValueError: an unknown model, an unknown option or an impossible value; the message names the

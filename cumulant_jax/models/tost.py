@@ -5,6 +5,7 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
+from cumulant_jax.models.blocks import build_block
 from cumulant_jax.models.call_checks import check_images, split_key
 from cumulant_jax.models.layers.block import Block, block_keys, run_block
 from cumulant_jax.models.layers.class_attention import ClassAttentionBlock
@@ -15,7 +16,6 @@ from cumulant_jax.models.layers.initializers import weight_init
 from cumulant_jax.models.layers.norms import layer_norm
 from cumulant_jax.models.layers.positions import POSITIONS
 from cumulant_jax.models.tost_options import SCHEDULES, ToSTOptions
-from cumulant_jax.models.vision_block import vision_block
 
 
 class ToST(nnx.Module):
@@ -75,7 +75,7 @@ class ToST(nnx.Module):
         rates = SCHEDULES[options.drop_path_schedule](options.drop_path, options.depth)
         self.blocks = nnx.List(
             [
-                vision_block(options, index, drop_path=rate, hidden_dim=hidden_dim, **types)
+                build_block(options, index, drop_path=rate, hidden_dim=hidden_dim, **types)
                 for index, rate in enumerate(rates)
             ]
         )

@@ -5,6 +5,7 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
+from cumulant_jax.models.blocks import build_block
 from cumulant_jax.models.call_checks import check_images, split_key
 from cumulant_jax.models.layers.block import Block, block_keys, run_block
 from cumulant_jax.models.layers.dropout import key_at, linear_rates
@@ -13,7 +14,6 @@ from cumulant_jax.models.layers.initializers import class_token_init
 from cumulant_jax.models.layers.norms import layer_norm
 from cumulant_jax.models.layers.patch_embedding import PatchEmbedding
 from cumulant_jax.models.layers.positions import POSITIONS
-from cumulant_jax.models.vision_block import vision_block
 from cumulant_jax.models.vit_options import ViTOptions
 
 
@@ -67,7 +67,7 @@ class ViT(nnx.Module):
         rates = linear_rates(options.drop_path, options.depth)
         self.blocks = nnx.List(
             [
-                vision_block(options, index, drop_path=rate, hidden_dim=hidden_dim, **types)
+                build_block(options, index, drop_path=rate, hidden_dim=hidden_dim, **types)
                 for index, rate in enumerate(rates)
             ]
         )

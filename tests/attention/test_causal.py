@@ -211,3 +211,20 @@ class TestTokenStatistics:
         short = {**inputs, "w": inputs["w"][:, keep[0]], "bias": inputs["bias"][:, keep[0]]}
         assert_close(out[:, keep[0]], self.call(short), what="unmasked tokens")
         assert not np.asarray(out)[~keep].any()
+
+
+def test_token_statistics_with_a_bias_of_its_own_for_each_row(x64):
+    """Rows of different biases equal each row alone with its bias."""
+    w, bias = np.random.default_rng(0).standard_normal((2, 3, 9, 4, 4))
+    bias = bias[:, :, :, 0].transpose(0, 2, 1)
+    together = cj.token_statistics_attention(
+        jnp.asarray(w), temperature=0.7, is_causal=True, denominator_bias=jnp.asarray(bias)
+    )
+    for row in range(3):
+        alone = cj.token_statistics_attention(
+            jnp.asarray(w[row]),
+            temperature=0.7,
+            is_causal=True,
+            denominator_bias=jnp.asarray(bias[row]),
+        )
+        assert_close(together[row], alone, what=f"row {row}", tolerance=1e-13)

@@ -1,10 +1,8 @@
 """What the tests of the models share: reference files and small models."""
 
 import contextlib
-import functools
 import json
 import pathlib
-import zlib
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cumulant_jax import models
+from tests.models.random_models import random_model
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 SMALL = {"image_size": 8, "channels": 2, "num_classes": 5, "dim": 16, "depth": 2, "heads": 2}
@@ -121,27 +119,10 @@ def set_params():
 
 @pytest.fixture
 def small():
-    """A function that makes a small model, its every parameter random; options override its own.
-
-    The numbers depend on the seed and the parameter's name and shape alone, so that models that
-    differ in an option agree in the parameters they share. They come from NumPy: initialising on
-    the device would compile a program for each shape.
-    """
+    """A function that makes a small image model by `random_model`; options override its own."""
 
     def create(*, name="vit_nano2", seed=0, **options):
-        options = {**SMALL, **options}
-        model = nnx.eval_shape(lambda: models.create(name, rngs=nnx.Rngs(0), **options))
-        graphdef, abstract = nnx.split(model)
-        return nnx.merge(
-            graphdef, jax.tree_util.tree_map_with_path(functools.partial(draw, seed), abstract)
-        )
-
-    def draw(seed, path, leaf):
-        rng = np.random.default_rng(zlib.crc32(jax.tree_util.keystr(path).encode()) + seed)
-        if "'var'" in jax.tree_util.keystr(path):
-            return jnp.asarray(0.5 + rng.random(leaf.shape), leaf.dtype)
-        center = 1.0 if "scale" in jax.tree_util.keystr(path[-2:]) else 0.0
-        return jnp.asarray(center + 0.3 * rng.standard_normal(leaf.shape), leaf.dtype)
+        return random_model(name, seed=seed, **{**SMALL, **options})
 
     return create
 

@@ -94,6 +94,12 @@ def test_names_are_listed_by_pattern():
     assert models.list_models("resnet*") == []
 
 
+@pytest.mark.parametrize("name", models.list_models())
+def test_every_name_resolves_to_plain_values(name):
+    resolved = models.options(name)
+    assert set(json.loads(json.dumps(resolved))) == set(resolved)
+
+
 @pytest.mark.parametrize("name", models.list_models("vit_[!c]*"))
 def test_every_name_resolves_and_says_its_patch(name):
     resolved = models.options(name)

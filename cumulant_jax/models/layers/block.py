@@ -1,4 +1,4 @@
-"""The pre-norm transformer block of the vision models, and how a model runs it."""
+"""The pre-norm transformer block and how a model runs it."""
 
 from typing import Any
 
@@ -39,6 +39,8 @@ class Block(nnx.Module):
         layer_scale: float | None = None,
         drop_path: float = 0.0,
         dropout: float = 0.0,
+        gelu: str = "erf",
+        bias: bool = True,
         eps: float = 1e-6,
         dtype: jnp.dtype,
         param_dtype: jnp.dtype,
@@ -54,16 +56,20 @@ class Block(nnx.Module):
           layer_scale: where LayerScale starts; None leaves it out.
           drop_path: probability that a branch is dropped for an example.
           dropout: dropout rate inside the MLP.
+          gelu: "erf" or "tanh", the MLP's.
+          bias: whether the norms and the MLP have biases.
           eps: epsilon of the norms.
           dtype: dtype of the computation.
           param_dtype: dtype of the parameters.
           rngs: the keys of the initialisation.
         """
         types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
-        self.norm1 = layer_norm(dim, eps=eps, **types)
-        self.attention = attention
-        self.norm2 = layer_norm(dim, eps=eps, **types)
-        self.mlp = MLP(dim=dim, hidden_dim=hidden_dim, dropout=dropout, **types)
+        self.norm1 = layer_norm(dim, eps=eps, bias=bias, **types)
+        self.attention: Any = attention
+        self.norm2 = layer_norm(dim, eps=eps, bias=bias, **types)
+        self.mlp = MLP(
+            dim=dim, hidden_dim=hidden_dim, dropout=dropout, gelu=gelu, bias=bias, **types
+        )
         self.drop_path = DropPath(drop_path)
         has_scale = layer_scale is not None
         scale = {"init": layer_scale, "param_dtype": param_dtype}
@@ -71,7 +77,7 @@ class Block(nnx.Module):
         self.layer_scale2 = LayerScale(dim, **scale) if has_scale else None
 
     def __call__(
-        self, x: Array, *, train: bool = False, keys: Array | None = None
+        self, x: Array, *, train: bool = False, keys: Array | None = None, **call: Any
     ) -> tuple[Array, Array]:
         """Runs the block.
 
@@ -79,40 +85,56 @@ class Block(nnx.Module):
           x: tokens [batch, tokens, dim].
           train: whether dropout and drop path act.
           keys: `num_keys` keys, needed in training where a rate is above zero.
+          **call: passed on to the attention layer, such as `mask` or `is_causal`.
 
         Returns:
           The tokens after the block, and what the attention layer returned (before LayerScale and
           drop path), both [batch, tokens, dim].
         """
-        attended = self.attention(self.norm1(x), train=train, rng=key_at(keys, 0))
+        attended = self.attention(self.norm1(x), train=train, rng=key_at(keys, 0), **call)
+        return self._add_branches(x, attended, train, keys), attended
+
+    def extend(self, x: Array, state: Any, **call: Any) -> tuple[Array, Any]:
+        """Runs the block on tokens that come after those of a state, as `extend` of its layer.
+
+        Returns:
+          The tokens after the block [batch, tokens, dim], and the state after the last one.
+        """
+        attended, state = self.attention.extend(self.norm1(x), state, **call)
+        return self._add_branches(x, attended, False, None), state
+
+    def _add_branches(self, x: Array, attended: Array, train: bool, keys: Array | None) -> Array:
         branch = attended if self.layer_scale1 is None else self.layer_scale1(attended)
         x = x + self.drop_path(branch, train=train, rng=key_at(keys, 1))
         branch = self.mlp(self.norm2(x), train=train, keys=None if keys is None else keys[2:4])
         branch = branch if self.layer_scale2 is None else self.layer_scale2(branch)
-        return x + self.drop_path(branch, train=train, rng=key_at(keys, 4)), attended
+        return x + self.drop_path(branch, train=train, rng=key_at(keys, 4))
 
 
-def run_block(block: Any, x: Array, *, train: bool, keys: Array | None, remat: bool) -> Any:
+def run_block(
+    block: Any, x: Array, *, train: bool, keys: Array | None, remat: bool, **call: Any
+) -> Any:
     """Runs one block of a model.
 
     Args:
-      block: a module, called as block(x, train=..., keys=...).
+      block: a module, called as block(x, train=..., keys=..., **call).
       x: tokens [batch, tokens, dim].
       train: whether dropout and drop path act.
       keys: the keys of this block, or None.
       remat: whether the backward pass computes what is inside anew instead of keeping it.
+      **call: what the block passes on to its attention layer, such as `mask`.
 
     Returns:
       What the block returns.
     """
     if not remat:
-        return block(x, train=train, keys=keys)
+        return block(x, train=train, keys=keys, **call)
     # jax.checkpoint wants a pure function: it gets the block's arrays and puts the module together
     # inside.
     graphdef, state = nnx.split(block)
 
     def run(state: nnx.State, x: Array, keys: Array | None) -> Any:
-        return nnx.merge(graphdef, state)(x, train=train, keys=keys)
+        return nnx.merge(graphdef, state)(x, train=train, keys=keys, **call)
 
     return jax.checkpoint(run)(state, x, keys)
 
@@ -125,3 +147,33 @@ def block_keys(keys: Array | None, index: int, per_block: int, *, first: int = 1
     """
     start = first + index * per_block
     return None if keys is None else keys[start : start + per_block]
+
+
+def run_blocks(
+    blocks: Any,
+    x: Array,
+    *,
+    keys: Array | None,
+    inside: dict[str, Array],
+    prefix: str = "",
+    **call: Any,
+) -> Array:
+    """Runs blocks one after the other.
+
+    Args:
+      blocks: modules of `num_keys` keys each, called as `run_block` does; each returns its tokens
+        and what its attention layer returned.
+      x: tokens [batch, tokens, dim].
+      keys: the keys of all blocks, one block's after the other's, or None.
+      inside: takes "block_i" and "attention_i" of each block.
+      prefix: stands before those names.
+      **call: the other arguments of `run_block`.
+
+    Returns:
+      The tokens after the last block [batch, tokens, dim].
+    """
+    for index, block in enumerate(blocks):
+        its_keys = block_keys(keys, index, block.num_keys, first=0)
+        x, inside[f"{prefix}attention_{index}"] = run_block(block, x, keys=its_keys, **call)
+        inside[f"{prefix}block_{index}"] = x
+    return x

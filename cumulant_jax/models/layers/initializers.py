@@ -1,4 +1,4 @@
-"""The initialisers of the vision models, in one place so that the models agree.
+"""The initialisers of the models, in one place so that the models agree.
 
 They follow timm's ViT: weights of linear layers are drawn from a normal of standard deviation
 0.02, biases are zero, the class token starts at (almost) nothing and the patch embedding is LeCun
@@ -24,3 +24,6 @@ patch_init = jax.nn.initializers.lecun_normal(in_axis=(0, 1, 2), out_axis=3)
 
 #: Convolutions, as PyTorch starts them: uniform within 1 / sqrt(fan-in) of zero.
 conv_init = jax.nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+#: Tables of a language model's tokens and positions, as in GPT-2.
+embedding_init = jax.nn.initializers.normal(stddev=0.02)

@@ -7,7 +7,13 @@ from flax import nnx
 
 
 def layer_norm(
-    features: int, *, eps: float, dtype: jnp.dtype, param_dtype: jnp.dtype, rngs: nnx.Rngs
+    features: int,
+    *,
+    eps: float,
+    bias: bool = True,
+    dtype: jnp.dtype,
+    param_dtype: jnp.dtype,
+    rngs: nnx.Rngs,
 ) -> nnx.LayerNorm:
     """LayerNorm over the last axis, its statistics in float32 at least and in two passes.
 
@@ -17,6 +23,7 @@ def layer_norm(
     return nnx.LayerNorm(
         features,
         epsilon=eps,
+        use_bias=bias,
         dtype=dtype,
         param_dtype=param_dtype,
         use_fast_variance=False,

@@ -168,6 +168,11 @@ class LearnedPositions(nnx.Module):
         Raises:
           ValueError: the images have another number of patches than the table.
         """
+        self.check_grid(grid)
+        return tokens + self.position_embedding[...].astype(tokens.dtype)
+
+    def check_grid(self, grid: tuple[int, ...]) -> None:
+        """Raises ValueError unless the grid is the table's own."""
         if grid != self.grid:
             came, own = (" x ".join(map(str, sides)) for sides in (grid, self.grid))
             raise ValueError(
@@ -176,7 +181,6 @@ class LearnedPositions(nnx.Module):
                 "cumulant_jax.models.resize, or use position='sincos2d' or 'none', which take any "
                 "size"
             )
-        return tokens + self.position_embedding[...].astype(tokens.dtype)
 
 
 class SinCosPositions(nnx.Module):
