@@ -69,7 +69,10 @@ setup(
     ],
     python_requires=">=3.12",
     packages=find_packages(include=["cumulant_jax", "cumulant_jax.*"]),
-    package_data={"cumulant_jax.analysis": ["*.html", "*.css"]},
+    package_data={
+        "cumulant_jax.analysis": ["*.html", "*.css"],
+        "cumulant_jax.kernels": ["*.json"],
+    },
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
 )

@@ -5,9 +5,15 @@
     python -m experiments.benchmark --parts step --configs configs/digits.py,configs/cifar10.py \
         --directory runs/benchmark
 
+    python -m experiments.benchmark --parts kernels --tokens 197,4096,65536 --directory runs/kernels
+    python -m experiments.benchmark --tune --tokens 1024,16384 --directory runs/tuning
+
 Parts: "attention" (forward and backward of every kind against tokens), "memory" (peak of a process
-at the largest number of tokens), "step" (the training loop against the bare step). Writes
-benchmark.md, benchmark.json and attention.png. Let nothing else run meanwhile.
+at the largest number of tokens), "step" (the training loop against the bare step), "kernels" (the
+operations on this device: checked, then timed against its own copy bandwidth and matmul rate, XLA,
+JAX's and PyTorch's attention). Writes benchmark.md, benchmark.json and attention.png. With --tune
+it tunes block sizes for this device instead and writes block_sizes.json. Let nothing else run
+meanwhile.
 """
 
 import argparse
@@ -15,6 +21,8 @@ import dataclasses
 import json
 import sys
 from typing import Any
+
+import jax
 
 from cumulant_jax.analysis import describe_environment
 from cumulant_jax.analysis.attention_cost import (
@@ -27,12 +35,20 @@ from cumulant_jax.analysis.attention_cost import (
     peak_memory,
 )
 from cumulant_jax.analysis.cost_plot import plot_costs
+from cumulant_jax.analysis.kernel_benchmark import measure_rates
 from cumulant_jax.naming import unknown_name
 from cumulant_jax.training import build, load_config
 from experiments import cli
+from experiments.kernel_tables import (
+    kernel_cases,
+    kernel_table,
+    measure_kernels,
+    tune_block_sizes,
+)
 from experiments.step_overhead import measure_overhead
 
-PARTS = ("attention", "memory", "step")
+PARTS = ("attention", "memory", "step", "kernels")
+KERNEL_KINDS = ("cumulant2", "cumulant3", "linear", "tssa")
 KINDS = f"linear,cumulant2,cumulant3,cumulant3_full,cumulant4,tssa,xca,softmax,{DOT_PRODUCT}"
 TOKENS = "256,1024,2048,4096,8192,16384,32768,65536"
 # Beyond this many tokens a quadratic kind needs more memory than the machines this is meant for.
@@ -51,6 +67,11 @@ def main(args: argparse.Namespace) -> int:
         for config in configs.values():  # a missing data set is found before anything is measured
             build(config)
     args.directory.mkdir(parents=True, exist_ok=True)
+    if args.tune:
+        path = args.directory / "block_sizes.json"
+        options = {"dtype": _dtype(args.dtype), "heads": args.heads, "rounds": args.rounds}
+        print("\n".join(tune_block_sizes(tokens, path, _say, **options)))
+        return 0
     results: dict[str, Any] = {"environment": describe_environment()}
     text = _heading(results["environment"])
 
@@ -78,6 +99,18 @@ def main(args: argparse.Namespace) -> int:
             overhead = measure_overhead(config, steps=args.steps, rounds=args.rounds)
             results["step"][name] = dataclasses.asdict(overhead)
         text += _step_table(results["step"])
+        write()
+    if "kernels" in parts:
+        dtype = _dtype(args.dtype)
+        chosen = [kind for kind in KERNEL_KINDS if kind in kinds]
+        cases = kernel_cases(chosen, tokens, dtype=dtype, heads=args.heads)
+        rates = measure_rates(dtype)
+        most = MOST_QUADRATIC_TOKENS if jax.default_backend() == "cpu" else max(tokens)
+        options = {"torch_python": args.torch_python, "most_quadratic_tokens": most}
+        measured = measure_kernels(cases, rates, _say, rounds=args.rounds, **options)
+        results["rates"] = dataclasses.asdict(rates)
+        results["kernels"] = [dataclasses.asdict(result) for result in measured]
+        text += kernel_table(measured, rates)
         write()
     print("\n".join(text))
     _say(f"written to {args.directory}")
@@ -166,6 +199,13 @@ def _step_table(overheads: dict[str, dict[str, float]]) -> list[str]:
     return [*lines, ""]
 
 
+def _dtype(name: str | None) -> str:
+    if name is None:
+        return "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    known = ("float32", "bfloat16", "float16")
+    return _names("dtype", name, known)[0]
+
+
 def _names(what: str, text: str, known) -> list[str]:
     names = text.split(",")
     for name in names:
@@ -187,9 +227,13 @@ def _say(text: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = cli.make_parser(__doc__, config=False)
-    parser.add_argument("--parts", default=",".join(PARTS), help="which parts to run")
+    parser.add_argument("--parts", default="attention,memory,step", help="which parts to run")
     parser.add_argument("--kinds", default=KINDS, help="attention kinds")
     parser.add_argument("--tokens", default=TOKENS, help="numbers of tokens")
+    parser.add_argument("--tune", action="store_true", help="tune block sizes for this device")
+    parser.add_argument("--heads", type=int, default=12, help="of part kernels and --tune")
+    parser.add_argument("--dtype", help="of these: bfloat16 but on a CPU, where it is float32")
+    parser.add_argument("--torch-python", help="an interpreter with PyTorch, to time its attention")
     parser.add_argument("--configs", default="configs/digits.py,configs/cifar10.py")
     parser.add_argument("--steps", type=int, default=200, help="steps of a round of part step")
     parser.add_argument("--rounds", type=int, default=7, help="rounds that are counted")

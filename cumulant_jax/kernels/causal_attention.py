@@ -49,7 +49,7 @@ def causal_attention(
     Returns:
       [*batch, T, H, Dv] in the dtype of `value`, and the state after the last token.
     """
-    facts = passes.Facts.of(reading, query, key, value)
+    facts = passes.Facts.of(reading, query, key, value, is_causal=True)
     name = passes.choose(implementation, f"causal {operation}", facts)
     inputs = (query, key, value, passes.scale_per_head(scale, query, key))
     inputs += (() if state is None else tuple(state)) + (() if mask is None else (mask,))

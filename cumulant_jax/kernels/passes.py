@@ -30,6 +30,7 @@ class Facts:
       keys: number of keys and values.
       heads: of the queries.
       key_heads: of keys and values.
+      is_causal: whether each token attends to those up to it.
       is_symbolic: whether a size is not known yet, as in a program for export, or is zero.
     """
 
@@ -41,10 +42,19 @@ class Facts:
     keys: int
     heads: int
     key_heads: int
+    is_causal: bool
     is_symbolic: bool
 
     @classmethod
-    def of(cls, reading: Reading, query: jax.Array, key: jax.Array, value: jax.Array) -> Facts:
+    def of(
+        cls,
+        reading: Reading,
+        query: jax.Array,
+        key: jax.Array,
+        value: jax.Array,
+        *,
+        is_causal: bool = False,
+    ) -> Facts:
         """The facts of a call."""
         arrays = (query, key, value)
         return cls(
@@ -56,6 +66,7 @@ class Facts:
             keys=key.shape[-3],
             heads=query.shape[-2],
             key_heads=key.shape[-2],
+            is_causal=is_causal,
             is_symbolic=not all(isinstance(n, int) and n for x in arrays for n in x.shape),
         )
 

@@ -17,6 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cumulant_jax.kernels.block_sizes import tuned
+from cumulant_jax.kernels.device import current_device
+
 PyTree = Any
 Body = Callable[[PyTree, "jax.Array | None", PyTree], tuple[PyTree, PyTree]]
 
@@ -26,6 +29,9 @@ _CHUNK_BYTES = {"cpu": 3 << 19}
 _CHUNK_BYTES_ACCELERATOR = 1 << 28
 _SHORTEST, _LONGEST = 128, 1024
 
+#: What `experiments.benchmark --tune` tries.
+CANDIDATES = {"chunk_bytes": (1 << 18, 1 << 19, 1 << 20, 3 << 19, 1 << 21, 1 << 22, 1 << 23)}
+
 
 def chunk_length(num_tokens: int, bytes_per_token: int, *, platform: str | None = None) -> int:
     """Chooses the number of tokens per chunk.
@@ -33,7 +39,7 @@ def chunk_length(num_tokens: int, bytes_per_token: int, *, platform: str | None 
     Args:
       num_tokens: length of the token axis.
       bytes_per_token: size of the largest intermediate array per token, over all batches and heads.
-      platform: "cpu", "gpu" or "tpu"; None for the default backend.
+      platform: "cpu", "gpu" or "tpu"; None for the device at hand, and what was tuned for it.
 
     Returns:
       A length that splits the tokens almost evenly, or `num_tokens` where one chunk will do (or
@@ -46,11 +52,13 @@ def chunk_length(num_tokens: int, bytes_per_token: int, *, platform: str | None 
     """
     if not isinstance(num_tokens, int):
         return num_tokens
-    platform = platform or jax.default_backend()
-    if platform in _CHUNK_BYTES:
-        most = min(max(_CHUNK_BYTES[platform] // bytes_per_token, _SHORTEST), _LONGEST)
-    else:
-        most = max(_CHUNK_BYTES_ACCELERATOR // bytes_per_token, _LONGEST)
+    device = current_device()
+    sizes = tuned("xla", device.kind) if platform is None else {}
+    platform = platform or device.platform
+    chunk_bytes = sizes.get("chunk_bytes", _CHUNK_BYTES.get(platform, _CHUNK_BYTES_ACCELERATOR))
+    most = max(chunk_bytes // bytes_per_token, _SHORTEST if platform == "cpu" else _LONGEST)
+    if platform == "cpu":
+        most = min(most, _LONGEST)
     if 2 * num_tokens <= 3 * most:
         return max(num_tokens, 1)
     return -(-num_tokens // -(-num_tokens // most))

@@ -5,8 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from cumulant_jax.analysis import attention_cost
+from cumulant_jax.analysis import attention_cost, kernel_benchmark
 from cumulant_jax.analysis.attention_cost import DOT_PRODUCT, Case
+from cumulant_jax.analysis.kernel_benchmark import KernelCase, Rates
+from cumulant_jax.kernels import block_sizes
+from cumulant_jax.kernels.token_pass import CANDIDATES
 from experiments import benchmark, cli
 
 
@@ -63,3 +66,54 @@ def test_wrong_arguments_are_one_line(tmp_path, capsys, arguments, words):
     assert words in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_kernels(tmp_path):
+    """On a CPU every operation is XLA's; the tables and the check are the same."""
+    arguments = ("--parts", "kernels", "--kinds", "cumulant3,tssa", "--tokens", "20")
+    assert run(tmp_path, *arguments, "--rounds", "1", "--heads", "2") == 0
+    results = json.loads((tmp_path / "benchmark.json").read_text())
+    assert results["rates"]["bytes_per_second"] > 0
+    cases = [(r["case"]["kind"], r["case"]["is_causal"]) for r in results["kernels"]]
+    assert cases == [(k, c) for k in ("cumulant3", "tssa") for c in (False, True)]
+    for result in results["kernels"]:
+        assert result["implementation"] == "xla"
+        assert result["error"] < 5e-5
+        assert (DOT_PRODUCT in result["both"]) == (result["case"]["kind"] == "cumulant3")
+    assert "| causal cumulant3 | 256 | 20 | xla | both |" in (tmp_path / "benchmark.md").read_text()
+
+
+def test_bytes_and_flops_of_a_kernel():
+    case = KernelCase(kind="cumulant3", tokens=100, batch=2, heads=3, dim=8, dtype="bfloat16")
+    array = 2 * 100 * 3 * 8 * 2
+    assert case.bytes(backward=False) == 4 * array
+    assert case.bytes(backward=True) == (4 + 7) * array
+    # Per head and token, 16 features by 8 value dims, summed and read out: two operations each.
+    assert case.flops(backward=False) == 2 * 3 * 100 * (16 * 8) * 2 * 2
+    rates = Rates(bytes_per_second=1e3, flops_per_second=1e30)
+    assert case.floor(rates, backward=False) == 4 * array / 1e3
+    assert KernelCase(kind="tssa", tokens=10).bytes(backward=True) == (2 + 3) * 10 * 12 * 64 * 2
+
+
+def test_a_kernel_that_is_wrong_is_not_timed(monkeypatch):
+    case = KernelCase(kind="cumulant3", tokens=20, heads=2, dim=8, dtype="float32")
+    right = KernelCase.function
+
+    def wrong(self, implementation):
+        if implementation == "xla":
+            return right(self, implementation)
+        return lambda q, k, v: 1.01 * right(self, "xla")(q, k, v)
+
+    monkeypatch.setattr(KernelCase, "function", wrong)
+    with pytest.raises(ArithmeticError, match=r"cumulant3 with mosaic_gpu at 20 tokens is wrong"):
+        kernel_benchmark.largest_error(case, "mosaic_gpu")
+
+
+def test_tuning_writes_a_table_that_is_used(tmp_path, monkeypatch):
+    monkeypatch.setitem(CANDIDATES, "chunk_bytes", (1 << 12, 1 << 13))
+    arguments = ("--tune", "--tokens", "300", "--rounds", "1", "--heads", "1")
+    assert run(tmp_path, *arguments) == 0
+    table = json.loads((tmp_path / "block_sizes.json").read_text())
+    assert table["xla"]["cpu"]["chunk_bytes"] in (1 << 12, 1 << 13)
+    monkeypatch.setenv(block_sizes.ENVIRONMENT_VARIABLE, str(tmp_path / "block_sizes.json"))
+    assert dict(block_sizes.tuned("xla", "cpu")) == table["xla"]["cpu"]

@@ -1,0 +1,57 @@
+"""Tuned block sizes: where they come from and how they are checked."""
+
+import json
+
+import pytest
+
+from cumulant_jax.kernels import block_sizes
+from cumulant_jax.kernels.block_sizes import ENVIRONMENT_VARIABLE, TABLE, try_sizes, tuned
+from cumulant_jax.kernels.implementation import IMPLEMENTATIONS
+from cumulant_jax.kernels.token_pass import chunk_length
+
+
+@pytest.fixture(autouse=True)
+def _no_table_of_ones_own(monkeypatch):
+    monkeypatch.delenv(ENVIRONMENT_VARIABLE, raising=False)
+
+
+def test_the_table_that_is_shipped():
+    table = block_sizes.read_table(TABLE)
+    assert set(table) == set(IMPLEMENTATIONS)
+
+
+def test_a_table_of_ones_own_goes_first(monkeypatch, tmp_path):
+    path = tmp_path / "sizes.json"
+    path.write_text(json.dumps({"xla": {"cpu": {"chunk_bytes": 4096}}}))
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
+    assert tuned("xla", "cpu") == {"chunk_bytes": 4096}
+    assert tuned("mosaic_gpu", "cpu") == {}
+    with try_sizes("xla", {"chunk_bytes": 8}):
+        assert tuned("xla", "cpu") == {"chunk_bytes": 8}
+    assert tuned("xla", "cpu") == {"chunk_bytes": 4096}
+
+
+def test_sizes_reach_the_passes():
+    short, long = 1 << 20, 1 << 22
+    with try_sizes("xla", {"chunk_bytes": short}):
+        few = chunk_length(65536, 4096)
+    with try_sizes("xla", {"chunk_bytes": long}):
+        many = chunk_length(65536, 4096)
+    assert (few, many) == (256, 1024)
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"xla": 3}', '{"xla": {"cpu": {"chunk_bytes": -1}}}']
+)
+def test_a_damaged_table_is_named(monkeypatch, tmp_path, content):
+    path = tmp_path / "damaged.json"
+    path.write_text(content)
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
+    with pytest.raises(ValueError, match="damaged.json is no table of block sizes"):
+        tuned("xla", "cpu")
+
+
+def test_a_missing_table_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(tmp_path / "absent.json"))
+    with pytest.raises(FileNotFoundError, match=r"absent.json.*--tune"):
+        tuned("xla", "cpu")
