@@ -36,8 +36,8 @@ MODELS = {
     "pairs": {"name": "lra_retrieval", **SEQUENCES},
 }
 RATES = {"dropout": 0.1, "projection_dropout": 0.1, "drop_path": 0.2}
-# They share nearly everything with another row.
-SLOW = ("xcit", "vit_cab", "gpt", "vivit_fdp")
+# They share nearly everything with another row, and the plain ViT has tests of its own besides.
+SLOW = ("vit", "xcit", "vit_cab", "gpt", "vivit", "vivit_fdp", "sequence")
 ROWS = [pytest.param(m, marks=[pytest.mark.slow] if m in SLOW else []) for m in MODELS]
 every_model = pytest.mark.parametrize("model", ROWS)
 
@@ -85,7 +85,7 @@ def run(model, inputs, *, train=False, rng=None):
 
 
 @every_model
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seed", [0])
 def test_gradients_are_those_of_finite_differences(model, train, seed):
     with jax.enable_x64(True):

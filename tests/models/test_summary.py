@@ -34,7 +34,10 @@ PUBLISHED = {
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if "_12" in n else [pytest.mark.slow]) for n in PUBLISHED],
+)
 def test_published_multiply_adds(name):
     """The published code also projects queries of all patches in its two class-attention blocks,
     and drops them; and it takes the second moments of TSSA as a matrix product, we as a sum.

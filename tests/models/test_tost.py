@@ -19,13 +19,24 @@ def tost(small):
 
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (1, 1), (16, 2)])
 def test_images_of_any_size(size, tost, images):
-    _, inside = tost(depth=1)(images(size=size), return_intermediates=True)
+    graphdef, state = nnx.split(tost(depth=1))
+    _, inside = jax.eval_shape(
+        lambda state, x: nnx.merge(graphdef, state)(x, return_intermediates=True),
+        state,
+        images(size=size),
+    )
     grid = (-(-size[0] // 2), -(-size[1] // 2))
     assert inside["embed"].shape == (3, grid[0] * grid[1], 16)
     assert inside["class_block_1"].shape == (3, 1 + grid[0] * grid[1], 16)
 
 
-@pytest.mark.parametrize("kind", attention_kinds())
+KINDS = [
+    pytest.param(kind, marks=[] if kind in ("tssa", "cumulant3") else [pytest.mark.slow])
+    for kind in attention_kinds()
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_kind(kind, tost, images):
     model = tost(attention=kind, depth=1)
     graphdef, params, rest = nnx.split(model, nnx.Param, ...)
