@@ -36,8 +36,8 @@ MODELS = {
     "pairs": {"name": "lra_retrieval", **SEQUENCES},
 }
 RATES = {"dropout": 0.1, "projection_dropout": 0.1, "drop_path": 0.2}
-# They share nearly everything with another row, and the plain ViT has tests of its own.
-SLOW = ("vit", "xcit", "vit_cab", "gpt", "vivit_fdp")
+# They share nearly everything with another row, and the plain ViT has tests of its own besides.
+SLOW = ("vit", "xcit", "vit_cab", "gpt", "vivit", "vivit_fdp", "sequence")
 ROWS = [pytest.param(m, marks=[pytest.mark.slow] if m in SLOW else []) for m in MODELS]
 every_model = pytest.mark.parametrize("model", ROWS)
 
