@@ -108,15 +108,12 @@ def token_operands(plan: Plan, query, key, value, mask, state):
     count = sums[..., -1, -1] if constant else jnp.zeros_like(scale)
     moments = pack_sums(layout, sums, constant=constant)
 
-    def lanes(x, dim, *, values):
-        return layout.pack_rows(jnp.broadcast_to(x[..., None], (*x.shape, dim)), values=values)
-
     rows = Rows(
         layout.pack_rows(key_pivot, values=False),
         layout.pack_rows(value_pivot, values=True),
-        lanes(count, layout.dim, values=False),
-        lanes(count, layout.value_dim, values=True),
-        lanes(scale, layout.dim, values=False),
+        layout.spread_rows(count, values=False),
+        layout.spread_rows(count, values=True),
+        layout.spread_rows(scale, values=False),
     )
     masks = () if mask is None else _chunk_rows(plan, mask)
     operands = (

@@ -245,8 +245,7 @@ def _operands(query, key, value, mask, scale, sizes: BlockSizes, arrays: int):
         masks = (layout.pack_mask(mask),)
     scales = ()
     if scale is not None:
-        scale = jnp.broadcast_to(scale[..., None], (batch, heads, dim))
-        scales = (layout.pack_rows(scale, values=False),)
+        scales = (layout.spread_rows(scale, values=False),)
     operands = (
         layout.pack_keys(query),
         layout.pack_keys(key),

@@ -144,6 +144,13 @@ class HeadLayout:
         x = jnp.swapaxes(x, 2, 3)
         return x.reshape(x.shape[0], self.groups, 1, degree * self.packed * lanes)
 
+    def spread_rows(self, x: jax.Array, *, values: bool) -> jax.Array:
+        """[batch, heads] to [batch, groups, 1, lanes]: a head's number in all lanes it has."""
+        lanes = self._dims(values)[1]
+        x = jnp.pad(x.astype(jnp.float32), [(0, 0), (0, self.groups * self.packed - self.heads)])
+        x = x.reshape(x.shape[0], self.groups, 1, self.packed)
+        return jnp.repeat(x, lanes, axis=-1)
+
     def unpack_rows(self, x: jax.Array, *, values: bool) -> jax.Array:
         """The inverse of `pack_rows`."""
         dim, lanes = self._dims(values)

@@ -39,6 +39,7 @@ class BlockSizes:
       causal_tokens: the most tokens per step of the causal pass, which saves its state once a step.
       causal_lanes: lanes of queries per step of the causal pass.
       causal_bytes: inputs and outputs of one step of its backward pass.
+      statistics_elements: numbers per block of the token statistics, all heads of its tokens.
       chunk: tokens per chunk of the causal pass, whose dense part costs chunk² per head.
     """
 
@@ -49,6 +50,7 @@ class BlockSizes:
     causal_tokens: int = 1024
     causal_lanes: int = 256
     causal_bytes: int = 7 << 19
+    statistics_elements: int = 3 << 16
     chunk: int = 128
 
 
