@@ -1,0 +1,290 @@
+"""Sums of key features times values over the tokens, and the pass back through them.
+
+The sums are a product (features of the keys)ᵀ (values) per head: tokens are the contracted axis, so
+the features, formed in float32 about the pivot and rounded to 16 bits, are the transposed operand
+of a wgmma, and the values go from TMA to the tensor core as they are. Values are not centred
+first: the pivot is taken off the sums in float32, which for 16-bit values loses less than rounding
+the centred ones would.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cumulant_jax.kernels.moments import Features
+from cumulant_jax.kernels.mosaic_gpu.feature_parts import FeatureParts, feature_parts
+from cumulant_jax.kernels.mosaic_gpu.layout import (
+    COMPILER_PARAMS,
+    MATRIX,
+    PER_COLUMN,
+    PER_ROW,
+    SUM_COLUMNS,
+    TILE,
+    align_dim,
+    along_columns,
+    along_rows,
+    columns_of,
+    mask_rows,
+    ones_operand,
+    operand,
+    pad_last,
+    round_up,
+    split_tiles,
+    stream,
+    token_sum,
+    transposed,
+    valid_rows,
+)
+
+BLOCKS = 396  # three thread blocks on each of 132 multiprocessors
+FEWEST_TILES = 4
+STAGES = 3
+
+
+def sum_moments(
+    features: Features,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    key_pivot: jax.Array,
+    value_pivot: jax.Array,
+) -> jax.Array:
+    """Sums features(key − pivot) ⊗ (value − pivot, 1) over the unmasked tokens.
+
+    Args:
+      features: a feature map that `feature_parts` knows.
+      key: [batch, tokens, heads, dim], bfloat16 or float16.
+      value: [batch, tokens, heads, value_dim], of the same dtype.
+      mask: None or bool [batch, tokens, heads or 1]; masked tokens may hold anything.
+      key_pivot: float32 [batch, heads, dim].
+      value_pivot: float32 [batch, heads, value_dim].
+
+    Returns:
+      float32 [batch, heads, features, value_dim + 1].
+    """
+    sums = split_moments(features, key, value, mask, key_pivot, value_pivot)
+    return jnp.sum(sums, axis=0)
+
+
+def split_moments(
+    features: Features,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array | None,
+    key_pivot: jax.Array,
+    value_pivot: jax.Array,
+    *,
+    tiles_per_split: int | None = None,
+) -> jax.Array:
+    """As `sum_moments`, over consecutive stretches of tokens: [splits, batch, heads, …].
+
+    Args:
+      features: as in `sum_moments`, like the other arrays.
+      key: see there.
+      value: see there.
+      mask: see there.
+      key_pivot: see there.
+      value_pivot: see there.
+      tiles_per_split: tiles of 64 tokens in a stretch; None for what fills the chip.
+    """
+    parts = feature_parts(features)
+    batch, length, heads, dim = key.shape
+    value_dim = value.shape[-1]
+    key, value = align_dim(key), align_dim(value)
+    steps = tiles_per_split
+    if steps is None:
+        independent = batch * heads * -(-dim // TILE) * -(-value_dim // _value_chunk(parts, value))
+        _, steps = split_tiles(-(-length // TILE), independent, blocks=BLOCKS, fewest=FEWEST_TILES)
+    splits = -(-length // (steps * TILE))
+    rows = mask_rows(mask, splits * steps * TILE)
+    blocks, feature_sums, value_sums = _run_moments(parts, key, value, rows, key_pivot, steps)
+
+    blocks, feature_sums = blocks[..., :dim, :value_dim], feature_sums[..., :dim, None]
+    blocks = blocks - feature_sums * value_pivot[:, :, None, None]
+    sums = jnp.concatenate([blocks, feature_sums], axis=-1)
+    sums = sums.reshape(splits, batch, heads, -1, value_dim + 1)
+    if not parts.constant:
+        return sums
+    counts = _counts(rows, length, (splits, batch, heads, 1))
+    value_sums = value_sums[..., :value_dim] - counts * value_pivot
+    last = jnp.concatenate([value_sums, counts], axis=-1)
+    return jnp.concatenate([sums, last[..., None, :]], axis=-2)
+
+
+def _counts(rows, length, shape):
+    """The number of tokens in each split."""
+    splits, batch, *_ = shape
+    if rows is None:
+        tokens = round_up(-(-length // splits))
+        counts = jnp.clip(length - tokens * jnp.arange(splits), 0, tokens).astype(jnp.float32)
+        return jnp.broadcast_to(counts[:, None, None, None], shape)
+    counts = jnp.sum(rows.reshape(batch, rows.shape[1], splits, -1), axis=-1)
+    return jnp.broadcast_to(jnp.moveaxis(counts, 2, 0)[..., None], shape)
+
+
+def _value_chunk(parts: FeatureParts, value: jax.Array) -> int:
+    """Columns of the values per thread block: the accumulators must fit in its registers."""
+    wide = value.shape[-1] > TILE and len(parts.values) <= 2
+    return 2 * TILE if wide else TILE
+
+
+def _run_moments(parts, key, value, rows, key_pivot, steps):
+    """The kernel: float32 [splits, batch, heads, parts, padded dim, padded value dim] and sums."""
+    batch, length, heads, dim = key.shape
+    dtype = key.dtype
+    chunk = _value_chunk(parts, value)
+    dims = -(-dim // TILE)
+    chunks = -(-value.shape[-1] // chunk)
+    count = len(parts.values)
+    splits = -(-length // (steps * TILE))
+    shape = (TILE, TILE)
+
+    def body(*refs):
+        key_ref, value_ref, pivot_ref, ones_ref, *refs = refs
+        mask_ref = refs.pop(0) if rows is not None else None
+        blocks_ref, feature_sums_ref, value_sums_ref = refs
+        b, h, split = (lax.axis_index(name) for name in ("batch", "head", "split"))
+        i, j = lax.axis_index("dim"), lax.axis_index("value_dim")
+        first = split * (steps * TILE)
+
+        def pipeline(key_smem, value_smem, mask_smem, phi_smem, ones, pivot_smem, ready, constants):
+            def load(step, slot):
+                tokens = pl.ds(first + step * TILE, TILE)
+                plgpu.copy_gmem_to_smem(
+                    key_ref.at[b, tokens, h, pl.ds(i * TILE, TILE)],
+                    key_smem.at[slot],
+                    ready.at[slot],
+                )
+                plgpu.copy_gmem_to_smem(
+                    value_ref.at[b, tokens, h, pl.ds(j * chunk, chunk)],
+                    value_smem.at[slot],
+                    ready.at[slot],
+                )
+                if mask_ref is not None:
+                    mask_head = 0 if rows.shape[1] == 1 else h
+                    plgpu.copy_gmem_to_smem(
+                        mask_ref.at[b, mask_head, tokens], mask_smem.at[slot], ready.at[slot]
+                    )
+
+            plgpu.copy_gmem_to_smem(ones_ref, ones, constants)
+            plgpu.copy_gmem_to_smem(pivot_ref.at[b, h, pl.ds(i * TILE, TILE)], pivot_smem, constants)
+            plgpu.barrier_wait(constants)
+            pivot = along_columns(plgpu.load(pivot_smem, layout=PER_COLUMN), shape)
+
+            def accumulate(*accumulators):
+                moments, phi_sums = accumulators[:count], accumulators[count : 2 * count]
+                value_sum = accumulators[2 * count :]  # empty where nothing needs it
+
+                def compute(step, slot, carry):
+                    plgpu.barrier_wait(ready.at[slot])
+                    mask = None
+                    if mask_ref is not None:
+                        mask = plgpu.load(mask_smem.at[slot], layout=PER_ROW)
+                        for c in range(chunk // TILE):
+                            part = value_smem.at[slot, :, columns_of(c)]
+                            kept = jnp.where(
+                                along_rows(mask, shape) > 0, plgpu.load(part, layout=MATRIX), 0
+                            )
+                            part[...] = kept.astype(dtype)
+                    valid = valid_rows(first + step * TILE, length, mask)
+                    x = plgpu.load(key_smem.at[slot], layout=MATRIX).astype(jnp.float32)
+                    x = jnp.where(valid, x - pivot, 0.0)
+                    for p, function in enumerate(parts.values):
+                        phi = function(x)
+                        if not parts.keep_zero:
+                            phi = jnp.where(valid, phi, 0.0)
+                        phi_smem[p] = phi.astype(dtype)
+                    plgpu.commit_smem()
+                    values = value_smem.at[slot]
+                    for p in range(count):
+                        plgpu.wgmma(moments[p], transposed(phi_smem.at[p]), values)
+                        plgpu.wgmma(phi_sums[p], transposed(phi_smem.at[p]), transposed(ones))
+                    for acc in value_sum:
+                        plgpu.wgmma(acc, transposed(values), transposed(ones))
+                    plgpu.wgmma_wait(0)
+                    return carry
+
+                stream(steps, STAGES, load, compute, None)
+                return (
+                    tuple(acc[...] for acc in moments),
+                    tuple(token_sum(acc) for acc in phi_sums),
+                    tuple(token_sum(acc) for acc in value_sum),
+                )
+
+            return pl.run_scoped(
+                accumulate,
+                *(plgpu.ACC((TILE, chunk)) for _ in range(count)),
+                *(plgpu.ACC((TILE, SUM_COLUMNS)) for _ in range(count)),
+                *(plgpu.ACC((chunk, SUM_COLUMNS)) for _ in range(parts.constant)),
+            )
+
+        moments, phi_sums, value_sum = pl.run_scoped(
+            pipeline,
+            operand((STAGES, TILE, TILE), dtype),
+            operand((STAGES, TILE, chunk), dtype),
+            plgpu.SMEM((STAGES, TILE), jnp.float32),
+            operand((count, TILE, TILE), dtype),
+            operand((SUM_COLUMNS, TILE), dtype),
+            plgpu.SMEM((TILE,), jnp.float32),
+            plgpu.Barrier(num_arrivals=2 + (rows is not None), num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=2),
+        )
+
+        def write(block_smem, phi_sums_smem, value_sum_smem):
+            for p in range(count):
+                block_smem[p] = moments[p]
+                phi_sums_smem[p] = phi_sums[p]
+            if parts.constant:
+                value_sum_smem[...] = value_sum[0]
+            plgpu.commit_smem()
+            features_here, values_here = pl.ds(i * TILE, TILE), pl.ds(j * chunk, chunk)
+            for p in range(count):
+                plgpu.copy_smem_to_gmem(
+                    block_smem.at[p], blocks_ref.at[split, b, h, p, features_here, values_here]
+                )
+
+            @pl.when(j == 0)
+            def _():
+                plgpu.copy_smem_to_gmem(
+                    phi_sums_smem, feature_sums_ref.at[split, b, h, :, features_here]
+                )
+
+            if parts.constant:
+
+                @pl.when(i == 0)
+                def _():
+                    values_out = value_sums_ref.at[split, b, h, values_here]
+                    plgpu.copy_smem_to_gmem(value_sum_smem, values_out)
+
+            plgpu.wait_smem_to_gmem(0)
+
+        pl.run_scoped(
+            write,
+            operand((count, TILE, chunk), jnp.float32),
+            plgpu.SMEM((count, TILE), jnp.float32),
+            plgpu.SMEM((chunk,), jnp.float32),
+        )
+
+    per_head = (splits, batch, heads)
+    out_type = [
+        jax.ShapeDtypeStruct((*per_head, count, dims * TILE, chunks * chunk), jnp.float32),
+        jax.ShapeDtypeStruct((*per_head, count, dims * TILE), jnp.float32),
+        jax.ShapeDtypeStruct((*per_head, chunks * chunk), jnp.float32),
+    ]
+    arguments = [key, value, pad_last(key_pivot, dims * TILE), ones_operand(dtype)]
+    if rows is not None:
+        arguments.append(rows)
+    return plgpu.kernel(
+        body,
+        out_type=out_type,
+        grid=(batch, heads, splits, dims, chunks),
+        grid_names=("batch", "head", "split", "dim", "value_dim"),
+        compiler_params=COMPILER_PARAMS,
+        kernel_name="sum_moments",
+    )(*arguments)

@@ -1,0 +1,232 @@
+"""Reading moments out with the queries, and the pass back through it.
+
+Forward, tokens are the rows of a wgmma: (features of the queries) (matrix). The matrix stays in
+shared memory while tiles of queries stream past it. The constant row of the matrix, which holds the
+mean of the values, is added in float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from cumulant_jax.kernels.moments import Features
+from cumulant_jax.kernels.mosaic_gpu.feature_parts import FeatureParts, feature_parts
+from cumulant_jax.kernels.mosaic_gpu.layout import (
+    COMPILER_PARAMS,
+    MATRIX,
+    PER_COLUMN,
+    TILE,
+    align_dim,
+    aligned_dim,
+    along_columns,
+    along_rows,
+    beyond,
+    columns_of,
+    operand,
+    pad_last,
+    round_up,
+    split_tiles,
+    stream,
+)
+
+BLOCKS = 396
+FEWEST_TILES = 4
+STAGES = 2
+
+
+class MatrixOperand(NamedTuple):
+    """A read-out matrix as the kernels take it.
+
+    Attributes:
+      blocks: [batch, heads, parts, padded dim, padded columns] in 16 bits, divided by `scale`.
+      scale: float32 [batch, heads], powers of two that keep float16 from overflowing.
+      constant: float32 [batch, heads, padded columns], the row of the constant feature or zeros.
+      normalizer: float32 [batch, heads, parts, padded dim], the last column, or None.
+    """
+
+    blocks: jax.Array
+    scale: jax.Array
+    constant: jax.Array
+    normalizer: jax.Array | None
+
+
+def matrix_operand(
+    parts: FeatureParts, matrix: jax.Array, dim: int, dtype, *, normalized: bool
+) -> MatrixOperand:
+    """Rounds a matrix [batch, heads, features, columns] to 16 bits and pads it to tiles."""
+    batch, heads, _, columns = matrix.shape
+    count = len(parts.values)
+    blocks = matrix[:, :, : count * dim].reshape(batch, heads, count, dim, columns)
+    normalizer = None
+    if normalized:
+        blocks, normalizer = blocks[..., :-1], pad_last(blocks[..., -1], round_up(dim))
+        matrix = matrix[..., :-1]
+    scale = jnp.ones((batch, heads), jnp.float32)
+    if dtype == jnp.float16:
+        largest = jnp.max(jnp.abs(blocks), axis=(2, 3, 4))
+        scale = jnp.exp2(jnp.ceil(jnp.log2(jnp.where(largest > 0, largest, 1))))
+        blocks = blocks / scale[:, :, None, None, None]
+    constant = matrix[:, :, -1] if parts.constant else jnp.zeros_like(matrix[:, :, 0])
+    return MatrixOperand(
+        pad_last(blocks.astype(dtype), TILE, axes=2),
+        scale,
+        pad_last(constant, round_up(constant.shape[-1])),
+        normalizer,
+    )
+
+
+def read_out(
+    features: Features, query: jax.Array, matrix: jax.Array, normalizer_eps: float | None = None
+) -> jax.Array:
+    """Reads moments out with the queries: features(query) @ matrix.
+
+    Args:
+      features: a feature map that `feature_parts` knows.
+      query: [batch, tokens, heads, dim], bfloat16 or float16.
+      matrix: float32 [batch, heads or fewer, features, columns]; query heads in equal groups share.
+      normalizer_eps: if given, the last column is a normalizer: the others are divided by it plus
+        this constant.
+
+    Returns:
+      [batch, tokens, heads, columns] (one column fewer with a normalizer) in the query's dtype.
+    """
+    parts = feature_parts(features)
+    columns = matrix.shape[-1] - (normalizer_eps is not None)
+    tiles = matrix_operand(
+        parts, matrix, query.shape[-1], query.dtype, normalized=normalizer_eps is not None
+    )
+    out = _run_read_out(parts, align_dim(query), tiles, columns, normalizer_eps)
+    return out[..., :columns]
+
+
+def compute_features(parts: FeatureParts, x, phi_smem, chunk: int, dtype) -> list[jax.Array]:
+    """Rounds the features of one chunk of queries and stores those that are not in memory yet.
+
+    The first slot of `phi_smem` belongs to the first block that is not the query itself.
+    """
+    rounded = []
+    for p, function in enumerate(parts.values):
+        phi = function(x).astype(dtype)
+        rounded.append(phi)
+        stored = p - parts.first_is_identity
+        if stored >= 0:
+            phi_smem[stored, :, columns_of(chunk)] = phi
+    return rounded
+
+
+def feature_operand(parts: FeatureParts, query_tile, phi_smem, part: int, chunk: int):
+    """The features as `compute_features` left them, as an operand."""
+    stored = part - parts.first_is_identity
+    if stored < 0:
+        return query_tile.at[:, columns_of(chunk)]
+    return phi_smem.at[stored, :, columns_of(chunk)]
+
+
+def _run_read_out(parts, query, matrix, columns, normalizer_eps):
+    batch, length, heads, dim = query.shape
+    dtype = query.dtype
+    count, padded_dim, padded_columns = matrix.blocks.shape[2:]
+    dims = padded_dim // TILE
+    # The matrix and the accumulators of one thread block: 128 columns, or 64 of a tall matrix.
+    wide = padded_columns % (2 * TILE) == 0 and count * padded_dim <= 4 * TILE
+    chunk = 2 * TILE if wide else TILE
+    chunks = padded_columns // chunk
+    tiles = -(-length // TILE)
+    groups, steps = split_tiles(tiles, batch * heads * chunks, blocks=BLOCKS, fewest=FEWEST_TILES)
+    heads_per_matrix = heads // matrix.blocks.shape[1]
+    stored = max(count - parts.first_is_identity, 1)
+    shape = (TILE, chunk)
+
+    def body(*refs):
+        query_ref, blocks_ref, scale_ref, constant_ref, *refs = refs
+        normalizer_ref = refs.pop(0) if normalizer_eps is not None else None
+        out_ref, *scratch = refs
+        query_smem, blocks_smem, constant_smem, normalizer_smem, phi_smem, out_smem, *bars = scratch
+        ready, constants = bars
+        b, h, group, j = (lax.axis_index(n) for n in ("batch", "head", "group", "column"))
+        m = lax.div(h, np.int32(heads_per_matrix))
+        first = group * (steps * TILE)
+        here = pl.ds(j * chunk, chunk)
+
+        def load(step, slot):
+            tokens = pl.ds(first + step * TILE, TILE)
+            plgpu.copy_gmem_to_smem(
+                query_ref.at[b, tokens, h, beyond(padded_dim, b)], query_smem.at[slot], ready.at[slot]
+            )
+
+        for p in range(count):
+            plgpu.copy_gmem_to_smem(blocks_ref.at[b, m, p, :, here], blocks_smem.at[p], constants)
+        plgpu.copy_gmem_to_smem(constant_ref.at[b, m, here], constant_smem, constants)
+        if normalizer_ref is not None:
+            plgpu.copy_gmem_to_smem(normalizer_ref.at[b, m], normalizer_smem, constants)
+        scale = scale_ref[b, m]
+        plgpu.barrier_wait(constants)
+        constant = along_columns(plgpu.load(constant_smem, layout=PER_COLUMN), shape)
+
+        def compute(step, slot, carry):
+            plgpu.barrier_wait(ready.at[slot])
+            normalizer = None
+            for c in range(dims):
+                x = plgpu.load(query_smem.at[slot, :, columns_of(c)], layout=MATRIX)
+                phi = compute_features(parts, x.astype(jnp.float32), phi_smem, c, dtype)
+                if normalizer_ref is not None:
+                    for p in range(count):
+                        weight = plgpu.load(
+                            normalizer_smem.at[p, columns_of(c)], layout=PER_COLUMN
+                        )
+                        product = phi[p].astype(jnp.float32) * along_columns(weight, (TILE, TILE))
+                        partial = jnp.sum(product, axis=1)
+                        normalizer = partial if normalizer is None else normalizer + partial
+            plgpu.commit_smem()
+
+            def multiply(acc):
+                for c in range(dims):
+                    for p in range(count):
+                        plgpu.wgmma(
+                            acc,
+                            feature_operand(parts, query_smem.at[slot], phi_smem, p, c),
+                            blocks_smem.at[p, columns_of(c)],
+                        )
+                return acc[...]
+
+            out = pl.run_scoped(multiply, plgpu.ACC(shape)) * scale + constant
+            if normalizer is not None:
+                out = out * along_rows(1 / (normalizer + normalizer_eps), shape)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            out_smem[...] = out.astype(dtype)
+            plgpu.commit_smem()
+            tokens = pl.ds(first + step * TILE, TILE)
+            plgpu.copy_smem_to_gmem(out_smem, out_ref.at[b, tokens, h, here])
+            return carry
+
+        stream(steps, STAGES, load, compute, None)
+        plgpu.wait_smem_to_gmem(0)
+
+    arguments = [query, matrix.blocks, matrix.scale, matrix.constant]
+    if normalizer_eps is not None:
+        arguments.append(matrix.normalizer)
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((batch, length, heads, aligned_dim(columns)), dtype),
+        scratch_types=[
+            operand((STAGES, TILE, padded_dim), dtype),
+            operand((count, padded_dim, chunk), dtype),
+            plgpu.SMEM((chunk,), jnp.float32),
+            plgpu.SMEM((count, padded_dim), jnp.float32),
+            operand((stored, TILE, padded_dim), dtype),
+            operand(shape, dtype),
+            plgpu.Barrier(num_arrivals=1, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=count + 1 + (normalizer_eps is not None)),
+        ],
+        grid=(batch, heads, groups, chunks),
+        grid_names=("batch", "head", "group", "column"),
+        compiler_params=COMPILER_PARAMS,
+        kernel_name="read_out",
+    )(*arguments)
