@@ -129,6 +129,24 @@ def feature_operand(parts: FeatureParts, query_tile, phi_smem, part: int, chunk:
     return phi_smem.at[stored, :, columns_of(chunk)]
 
 
+def row_product(phi: list[jax.Array], weights, chunk: int) -> jax.Array:
+    """Multiplies the features of one chunk, row by row, with a vector: [64] in float32."""
+    total = None
+    for p, part in enumerate(phi):
+        weight = plgpu.load(weights.at[p, columns_of(chunk)], layout=PER_COLUMN)
+        product = jnp.sum(part.astype(jnp.float32) * along_columns(weight, part.shape), axis=1)
+        total = product if total is None else total + product
+    return total
+
+
+def multiply_features(acc, parts: FeatureParts, query_tile, phi_smem, blocks) -> None:
+    """Adds features(query) @ matrix to an accumulator."""
+    for c in range(query_tile.shape[-1] // TILE):
+        for p in range(len(parts.values)):
+            features = feature_operand(parts, query_tile, phi_smem, p, c)
+            plgpu.wgmma(acc, features, blocks.at[p, columns_of(c)])
+
+
 def _run_read_out(parts, query, matrix, columns, normalizer_eps):
     batch, length, heads, dim = query.shape
     dtype = query.dtype
@@ -177,23 +195,12 @@ def _run_read_out(parts, query, matrix, columns, normalizer_eps):
                 x = plgpu.load(query_smem.at[slot, :, columns_of(c)], layout=MATRIX)
                 phi = compute_features(parts, x.astype(jnp.float32), phi_smem, c, dtype)
                 if normalizer_ref is not None:
-                    for p in range(count):
-                        weight = plgpu.load(
-                            normalizer_smem.at[p, columns_of(c)], layout=PER_COLUMN
-                        )
-                        product = phi[p].astype(jnp.float32) * along_columns(weight, (TILE, TILE))
-                        partial = jnp.sum(product, axis=1)
-                        normalizer = partial if normalizer is None else normalizer + partial
+                    partial = row_product(phi, normalizer_smem, c)
+                    normalizer = partial if normalizer is None else normalizer + partial
             plgpu.commit_smem()
 
             def multiply(acc):
-                for c in range(dims):
-                    for p in range(count):
-                        plgpu.wgmma(
-                            acc,
-                            feature_operand(parts, query_smem.at[slot], phi_smem, p, c),
-                            blocks_smem.at[p, columns_of(c)],
-                        )
+                multiply_features(acc, parts, query_smem.at[slot], phi_smem, blocks_smem)
                 return acc[...]
 
             out = pl.run_scoped(multiply, plgpu.ACC(shape)) * scale + constant

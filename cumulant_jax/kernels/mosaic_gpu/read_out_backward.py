@@ -2,7 +2,8 @@
 
 The gradient of the matrix is a sum over tokens, (features of the queries)ᵀ (cotangent), and that of
 the queries a product with the matrix, (cotangent)(matrix)ᵀ · features′(queries). Both take the
-cotangent as TMA brought it, once as the right and once as the left operand.
+cotangent as TMA brought it, once as the right and once as the left operand: one warpgroup does the
+queries and one the matrix, so that neither runs out of registers.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     ones_operand,
     operand,
     split_tiles,
-    stream,
     token_sum,
     transposed,
 )
@@ -39,11 +39,13 @@ from cumulant_jax.kernels.mosaic_gpu.read_out import (
     compute_features,
     feature_operand,
     matrix_operand,
+    multiply_features,
+    row_product,
 )
 
 BLOCKS = 396
 FEWEST_TILES = 4
-STAGES = 2
+STAGES = 3
 
 
 def read_out_backward(
@@ -93,45 +95,64 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
     dims = padded_dim // TILE
     # A thread block pulls back to 64 coordinates of the queries; their normalizer needs all.
     need_all = normalized and dims > 1
+    stages = 2 if need_all else STAGES
     tiles = -(-length // TILE)
     groups, steps = split_tiles(tiles, batch * heads * dims, blocks=BLOCKS, fewest=FEWEST_TILES)
     heads_per_matrix = heads // matrix.blocks.shape[1]
     shape, out_shape = (TILE, TILE), (TILE, padded_columns)
-    last_shape = (count, padded_dim) if normalized else (1, padded_columns)
 
     def body(*refs):
         query_ref, out_bar_ref, blocks_ref, scale_ref, ones_ref, *refs = refs
         normalizer_ref = refs.pop(0) if normalized else None
-        query_bar_ref, blocks_bar_ref, last_bar_ref = refs
+        query_bar_ref, blocks_bar_ref, last_bar_ref, *scratch = refs
+        (query_smem, out_bar_smem, blocks_smem, phi_smem, query_bar_smem, staging, vector) = scratch[:7]
+        ones, normalizer_smem, row_smem, whole, barriers = scratch[7:]
+        ready, normalized_tile, consumed, constants = barriers
+        whole_phi, whole_query, whole_blocks = (*whole, query_smem, blocks_smem)[:3] if whole else (None,) * 3
         b, h, group, i = (lax.axis_index(n) for n in ("batch", "head", "group", "dim"))
         m = lax.div(h, np.int32(heads_per_matrix))
         first = group * (steps * TILE)
         here = pl.ds(i * TILE, TILE)
         scale = scale_ref[b, m]
 
-        def pipeline(
-            query_smem, out_bar_smem, blocks_smem, phi_smem, query_bar_smem, ones, normalizer_smem,
-            whole, ready, constants,
-        ):  # fmt: skip
-            whole_query, whole_blocks, whole_phi = whole or (query_smem, blocks_smem, phi_smem)
+        def load(step, slot):
+            tokens = pl.ds(first + step * TILE, TILE)
+            out_tile = out_bar_ref.at[b, tokens, h, beyond(padded_columns, b)]
+            plgpu.copy_gmem_to_smem(out_tile, out_bar_smem.at[slot], ready.at[slot])
+            query_tile = query_ref.at[b, tokens, h, here]
+            plgpu.copy_gmem_to_smem(query_tile, query_smem.at[slot], ready.at[slot])
+            if need_all:
+                query_tile = query_ref.at[b, tokens, h, beyond(padded_dim, b)]
+                plgpu.copy_gmem_to_smem(query_tile, whole_query.at[slot], ready.at[slot])
 
-            def load(step, slot):
-                tokens = pl.ds(first + step * TILE, TILE)
-                plgpu.copy_gmem_to_smem(
-                    query_ref.at[b, tokens, h, here], query_smem.at[slot], ready.at[slot]
-                )
-                plgpu.copy_gmem_to_smem(
-                    out_bar_ref.at[b, tokens, h, beyond(padded_columns, b)],
-                    out_bar_smem.at[slot],
-                    ready.at[slot],
-                )
-                if need_all:
-                    plgpu.copy_gmem_to_smem(
-                        query_ref.at[b, tokens, h, beyond(padded_dim, b)],
-                        whole_query.at[slot],
-                        ready.at[slot],
-                    )
+        def queries(slot):
+            return plgpu.load(query_smem.at[slot], layout=MATRIX).astype(jnp.float32)
 
+        def normalize(start, slot):
+            """Turns the cotangent of the quotient into those of numerator and denominator."""
+            normalizer = None
+            for c in range(dims):
+                x = plgpu.load(whole_query.at[slot, :, columns_of(c)], layout=MATRIX)
+                phi = compute_features(parts, x.astype(jnp.float32), whole_phi, c, dtype)
+                partial = row_product(phi, normalizer_smem, c)
+                normalizer = partial if normalizer is None else normalizer + partial
+            plgpu.commit_smem()
+
+            def multiply(acc):
+                multiply_features(acc, parts, whole_query.at[slot], whole_phi, whole_blocks)
+                return acc[...]
+
+            row = plgpu.broadcasted_iota(jnp.int32, (TILE,), 0, layout=PER_ROW)
+            inverse = jnp.where(row < length - start, 1 / (normalizer + normalizer_eps), 0.0)
+            numerator = pl.run_scoped(multiply, plgpu.ACC(out_shape)) * scale
+            bar = plgpu.load(out_bar_smem.at[slot], layout=MATRIX).astype(jnp.float32)
+            bar = bar * along_rows(inverse, out_shape)
+            # The scale of the matrix keeps the cotangent from vanishing in float16.
+            out_bar_smem[slot] = (bar * scale).astype(dtype)
+            row_smem[slot] = -jnp.sum(bar * numerator, axis=1) * inverse
+            plgpu.commit_smem()
+
+        def pull_back_queries():
             for p in range(count):
                 plgpu.copy_gmem_to_smem(blocks_ref.at[b, m, p, here], blocks_smem.at[p], constants)
                 if need_all:
@@ -139,152 +160,122 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
             if normalized:
                 plgpu.copy_gmem_to_smem(normalizer_ref.at[b, m], normalizer_smem, constants)
             plgpu.copy_gmem_to_smem(ones_ref, ones, constants)
+            for step in range(min(stages, steps)):
+                load(np.int32(step), step)
             plgpu.barrier_wait(constants)
 
-            def normalize(start, slot):
-                """Turns the cotangent of the quotient into those of numerator and denominator."""
-                normalizer = None
-                for c in range(dims):
-                    x = plgpu.load(whole_query.at[slot, :, columns_of(c)], layout=MATRIX)
-                    phi = compute_features(parts, x.astype(jnp.float32), whole_phi, c, dtype)
-                    for p in range(count):
-                        weight = plgpu.load(normalizer_smem.at[p, columns_of(c)], layout=PER_COLUMN)
-                        product = phi[p].astype(jnp.float32) * along_columns(weight, shape)
-                        partial = jnp.sum(product, axis=1)
-                        normalizer = partial if normalizer is None else normalizer + partial
-                plgpu.commit_smem()
+            def compute(step, carry):
+                step = lax.convert_element_type(step, jnp.int32)
+                slot = lax.rem(step, np.int32(stages))
+                refill = step + (stages - 1)
 
-                def multiply(acc):
-                    for c in range(dims):
-                        for p in range(count):
-                            plgpu.wgmma(
-                                acc,
-                                feature_operand(parts, whole_query.at[slot], whole_phi, p, c),
-                                whole_blocks.at[p, columns_of(c)],
-                            )
-                    return acc[...]
+                @pl.when((step > 0) & (refill < steps))
+                def _():
+                    free = lax.rem(refill, np.int32(stages))
+                    plgpu.barrier_wait(consumed.at[free])
+                    load(refill, free)
 
-                row = plgpu.broadcasted_iota(jnp.int32, (TILE,), 0, layout=PER_ROW)
-                inverse = jnp.where(row < length - start, 1 / (normalizer + normalizer_eps), 0.0)
-                numerator = pl.run_scoped(multiply, plgpu.ACC(out_shape)) * scale
-                bar = plgpu.load(out_bar_smem.at[slot], layout=MATRIX).astype(jnp.float32)
-                bar = bar * along_rows(inverse, out_shape)
-                # The scale of the matrix keeps the cotangent from vanishing in float16.
-                out_bar_smem[slot] = (bar * scale).astype(dtype)
-                return -jnp.sum(bar * numerator, axis=1) * inverse
+                plgpu.barrier_wait(ready.at[slot])
+                start = first + step * TILE
+                if normalized:
+                    normalize(start, slot)
+                    plgpu.barrier_arrive(normalized_tile.at[slot])
+                query_bar = None
+                for p, derivative in enumerate(parts.derivatives):
 
-            def accumulate(*accumulators):
-                blocks_bar, out_bar_sum = accumulators[:count], accumulators[count:]
+                    def multiply(acc, p=p):
+                        plgpu.wgmma(acc, out_bar_smem.at[slot], transposed(blocks_smem.at[p]))
+                        return acc[...]
 
-                def compute(step, slot, normalizer_bar):
-                    plgpu.barrier_wait(ready.at[slot])
-                    start = first + step * TILE
-                    denominator_bar = normalize(start, slot) if normalized else None
-
-                    def queries():
-                        x = plgpu.load(query_smem.at[slot], layout=MATRIX)
-                        return x.astype(jnp.float32)
-
-                    phi = compute_features(parts, queries(), phi_smem, 0, dtype)
+                    # What follows a product is loaded after it, to save registers.
+                    phi_bar = pl.run_scoped(multiply, plgpu.ACC(shape))
                     if normalized:
-                        along = along_rows(denominator_bar, shape)
-                        normalizer_bar = tuple(
-                            bar + phi[p].astype(jnp.float32) * along
-                            for p, bar in enumerate(normalizer_bar)
-                        )
-                    plgpu.commit_smem()
-                    cotangent = out_bar_smem.at[slot]
-                    for p in range(count):
-                        rows = feature_operand(parts, query_smem.at[slot], phi_smem, p, 0)
-                        plgpu.wgmma(blocks_bar[p], transposed(rows), cotangent)
-                    for acc in out_bar_sum:
-                        plgpu.wgmma(acc, transposed(cotangent), transposed(ones))
+                        weight = plgpu.load(normalizer_smem.at[p, here], layout=PER_COLUMN)
+                        row = plgpu.load(row_smem.at[slot], layout=PER_ROW)
+                        phi_bar = phi_bar + along_rows(row, shape) * along_columns(weight, shape)
+                    else:
+                        phi_bar = phi_bar * scale
+                    term = phi_bar * derivative(queries(slot))
+                    query_bar = term if query_bar is None else query_bar + term
+                plgpu.barrier_arrive(consumed.at[slot])
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                query_bar_smem[...] = query_bar.astype(dtype)
+                plgpu.commit_smem()
+                tokens = pl.ds(start, TILE)
+                plgpu.copy_smem_to_gmem(query_bar_smem, query_bar_ref.at[b, tokens, h, here])
+                return carry
 
-                    query_bar = None
-                    for p, derivative in enumerate(parts.derivatives):
+            lax.fori_loop(0, steps, compute, None)
 
-                        def multiply(acc, p=p):
-                            plgpu.wgmma(acc, cotangent, transposed(blocks_smem.at[p]))
-                            return acc[...]
+        def sum_over_tokens(*accumulators):
+            blocks_bar, out_bar_sum = accumulators[:count], accumulators[count:]
+            plgpu.barrier_wait(constants)
 
-                        phi_bar = pl.run_scoped(multiply, plgpu.ACC(shape))
-                        if normalized:
-                            weight = plgpu.load(normalizer_smem.at[p, here], layout=PER_COLUMN)
-                            along = along_rows(denominator_bar, shape)
-                            phi_bar = phi_bar + along * along_columns(weight, shape)
-                        else:
-                            phi_bar = phi_bar * scale
-                        term = phi_bar * derivative(queries())
-                        query_bar = term if query_bar is None else query_bar + term
-                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    query_bar_smem[...] = query_bar.astype(dtype)
-                    plgpu.commit_smem()
-                    tokens = pl.ds(start, TILE)
-                    plgpu.copy_smem_to_gmem(query_bar_smem, query_bar_ref.at[b, tokens, h, here])
-                    return normalizer_bar
+            def compute(step, carry):
+                step = lax.convert_element_type(step, jnp.int32)
+                slot = lax.rem(step, np.int32(stages))
+                plgpu.barrier_wait(normalized_tile.at[slot] if normalized else ready.at[slot])
+                phi = compute_features(parts, queries(slot), phi_smem, 0, dtype)
+                if normalized:
+                    row = along_rows(plgpu.load(row_smem.at[slot], layout=PER_ROW), shape)
+                    carry = tuple(
+                        bar + f.astype(jnp.float32) * row for f, bar in zip(phi, carry, strict=True)
+                    )
+                plgpu.commit_smem()
+                for p in range(count):
+                    rows = feature_operand(parts, query_smem.at[slot], phi_smem, p, 0)
+                    plgpu.wgmma(blocks_bar[p], transposed(rows), out_bar_smem.at[slot])
+                for acc in out_bar_sum:
+                    plgpu.wgmma(acc, transposed(out_bar_smem.at[slot]), transposed(ones))
+                plgpu.wgmma_wait(0)
+                plgpu.barrier_arrive(consumed.at[slot])
+                return carry
 
-                zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), MATRIX)
-                carry = (zeros,) * (count * normalized)
-                normalizer_bar = stream(steps, STAGES, load, compute, carry)
-                plgpu.wait_smem_to_gmem(0)
-                last_bar = tuple(jnp.sum(bar, axis=0) for bar in normalizer_bar)
-                if parts.constant:
-                    last_bar = tuple(token_sum(acc) for acc in out_bar_sum)
-                return tuple(acc[...] for acc in blocks_bar), last_bar
+            zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), MATRIX)
+            carry = lax.fori_loop(0, steps, compute, (zeros,) * (count * normalized))
 
-            return pl.run_scoped(
-                accumulate,
+            last_bar = [jnp.sum(bar, axis=0) for bar in carry]
+            last_bar += [token_sum(acc) for acc in out_bar_sum]
+            for p, bar in enumerate(last_bar):
+                vector[p] = bar
+            for p in range(count):
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                staging[...] = blocks_bar[p][...] / scale if normalized else blocks_bar[p][...]
+                plgpu.commit_smem()
+                plgpu.copy_smem_to_gmem(staging, blocks_bar_ref.at[group, b, h, p, here, :])
+            if normalized:
+                plgpu.copy_smem_to_gmem(vector, last_bar_ref.at[group, b, h, :, here])
+            if parts.constant:
+
+                @pl.when(i == 0)
+                def _():
+                    plgpu.copy_smem_to_gmem(vector, last_bar_ref.at[group, b, h])
+
+        @pl.when(lax.axis_index("warpgroup") == 0)
+        def _():
+            pull_back_queries()
+
+        @pl.when(lax.axis_index("warpgroup") == 1)
+        def _():
+            pl.run_scoped(
+                sum_over_tokens,
                 *(plgpu.ACC(out_shape) for _ in range(count)),
                 *(plgpu.ACC((padded_columns, SUM_COLUMNS)) for _ in range(parts.constant)),
             )
 
-        whole = ()
-        if need_all:
-            whole = (
-                operand((STAGES, TILE, padded_dim), dtype),
-                operand((count, padded_dim, padded_columns), dtype),
-                operand((count, TILE, padded_dim), dtype),
-            )
-        blocks_bar, last_bar = pl.run_scoped(
-            pipeline,
-            operand((STAGES, TILE, TILE), dtype),
-            operand((STAGES, *out_shape), dtype),
-            operand((count, *out_shape), dtype),
-            operand((max(count - parts.first_is_identity, 1), *shape), dtype),
-            operand(shape, dtype),
-            operand((SUM_COLUMNS, TILE), dtype),
-            plgpu.SMEM((count, padded_dim), jnp.float32),
-            whole,
-            plgpu.Barrier(num_arrivals=2 + need_all, num_barriers=STAGES),
-            plgpu.Barrier(num_arrivals=1 + count * (1 + need_all) + normalized),
-        )
+        plgpu.wait_smem_to_gmem(0)
 
-        def write(blocks_bar_smem, last_bar_smem):
-            for p in range(count):
-                bar = blocks_bar[p] / scale if normalized else blocks_bar[p]
-                blocks_bar_smem[p] = bar
-            for p, bar in enumerate(last_bar):
-                last_bar_smem[p] = bar
-            plgpu.commit_smem()
-            for p in range(count):
-                target = blocks_bar_ref.at[group, b, h, p, here, :]
-                plgpu.copy_smem_to_gmem(blocks_bar_smem.at[p], target)
-            if normalized:
-                plgpu.copy_smem_to_gmem(last_bar_smem, last_bar_ref.at[group, b, h, :, here])
-            else:
-
-                @pl.when(i == 0)
-                def _():
-                    plgpu.copy_smem_to_gmem(last_bar_smem, last_bar_ref.at[group, b, h])
-
-            plgpu.wait_smem_to_gmem(0)
-
-        pl.run_scoped(
-            write,
-            operand((count, *out_shape), jnp.float32),
-            plgpu.SMEM((count, TILE) if normalized else last_shape, jnp.float32),
-        )
-
+    stored = max(count - parts.first_is_identity, 1)
+    whole = []
+    if normalized:
+        whole.append(operand((count, TILE, padded_dim), dtype))
+    if need_all:
+        whole.append(operand((stages, TILE, padded_dim), dtype))
+        whole.append(operand((count, padded_dim, padded_columns), dtype))
+    if normalized:
+        last_shape, last_tile = (count, padded_dim), (count, TILE)
+    else:
+        last_shape = last_tile = (1, padded_columns)
     arguments = [query, out_bar, matrix.blocks, matrix.scale, ones_operand(dtype)]
     if normalized:
         arguments.append(matrix.normalizer)
@@ -296,8 +287,29 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
             jax.ShapeDtypeStruct((*per_head, count, padded_dim, padded_columns), jnp.float32),
             jax.ShapeDtypeStruct((*per_head, *last_shape), jnp.float32),
         ],
+        scratch_types=[
+            operand((stages, *shape), dtype),
+            operand((stages, *out_shape), dtype),
+            operand((count, *out_shape), dtype),
+            operand((stored, *shape), dtype),
+            operand(shape, dtype),
+            operand(out_shape, jnp.float32),
+            plgpu.SMEM(last_tile, jnp.float32),
+            operand((SUM_COLUMNS, TILE), dtype),
+            plgpu.SMEM((count, padded_dim), jnp.float32),
+            plgpu.SMEM((stages, TILE), jnp.float32),
+            whole,
+            (
+                plgpu.Barrier(num_arrivals=2 + need_all, num_barriers=stages),
+                plgpu.Barrier(num_barriers=stages),
+                plgpu.Barrier(num_arrivals=2, num_barriers=stages),
+                plgpu.Barrier(num_arrivals=1 + count * (1 + need_all) + normalized),
+            ),
+        ],
         grid=(batch, heads, groups, dims),
         grid_names=("batch", "head", "group", "dim"),
+        num_threads=2,
+        thread_name="warpgroup",
         compiler_params=COMPILER_PARAMS,
         kernel_name="read_out_backward",
     )(*arguments)
