@@ -111,6 +111,14 @@ def valid_rows(start, length: int, mask: jax.Array | None) -> jax.Array:
     return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=MATRIX) < length - start
 
 
+def select_rows(tile, mask: jax.Array) -> None:
+    """Replaces the masked rows of a tile in shared memory by zeros."""
+    for c in range(tile.shape[-1] // TILE):
+        chunk = tile.at[:, columns_of(c)]
+        x = plgpu.load(chunk, layout=MATRIX)
+        chunk[...] = jnp.where(along_rows(mask, x.shape) > 0, x, jnp.zeros_like(x))
+
+
 def mask_rows(mask: jax.Array | None, tokens: int) -> jax.Array | None:
     """A bool mask [batch, tokens, heads] as float32 [batch, heads, `tokens`] for TMA, padded."""
     if mask is None:

@@ -9,8 +9,6 @@ the centred ones would.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -28,13 +26,12 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     TILE,
     align_dim,
     along_columns,
-    along_rows,
-    columns_of,
     mask_rows,
     ones_operand,
     operand,
     pad_last,
     round_up,
+    select_rows,
     split_tiles,
     stream,
     token_sum,
@@ -148,84 +145,89 @@ def _run_moments(parts, key, value, rows, key_pivot, steps):
     def body(*refs):
         key_ref, value_ref, pivot_ref, ones_ref, *refs = refs
         mask_ref = refs.pop(0) if rows is not None else None
-        blocks_ref, feature_sums_ref, value_sums_ref = refs
+        blocks_ref, feature_sums_ref, value_sums_ref, *scratch = refs
+        key_smem, value_smem, mask_smem, phi_smem, ones, pivot_smem, ready, constants = scratch
         b, h, split = (lax.axis_index(name) for name in ("batch", "head", "split"))
         i, j = lax.axis_index("dim"), lax.axis_index("value_dim")
         first = split * (steps * TILE)
+        dims_here, values_here = pl.ds(i * TILE, TILE), pl.ds(j * chunk, chunk)
 
-        def pipeline(key_smem, value_smem, mask_smem, phi_smem, ones, pivot_smem, ready, constants):
-            def load(step, slot):
-                tokens = pl.ds(first + step * TILE, TILE)
-                plgpu.copy_gmem_to_smem(
-                    key_ref.at[b, tokens, h, pl.ds(i * TILE, TILE)],
-                    key_smem.at[slot],
-                    ready.at[slot],
-                )
-                plgpu.copy_gmem_to_smem(
-                    value_ref.at[b, tokens, h, pl.ds(j * chunk, chunk)],
-                    value_smem.at[slot],
-                    ready.at[slot],
-                )
+        def load(step, slot):
+            tokens = pl.ds(first + step * TILE, TILE)
+            key_tile = key_ref.at[b, tokens, h, dims_here]
+            plgpu.copy_gmem_to_smem(key_tile, key_smem.at[slot], ready.at[slot])
+            value_tile = value_ref.at[b, tokens, h, values_here]
+            plgpu.copy_gmem_to_smem(value_tile, value_smem.at[slot], ready.at[slot])
+            if mask_ref is not None:
+                mask_tile = mask_ref.at[b, 0 if rows.shape[1] == 1 else h, tokens]
+                plgpu.copy_gmem_to_smem(mask_tile, mask_smem.at[slot], ready.at[slot])
+
+        plgpu.copy_gmem_to_smem(ones_ref, ones, constants)
+        plgpu.copy_gmem_to_smem(pivot_ref.at[b, h, dims_here], pivot_smem, constants)
+
+        def accumulate(*accumulators):
+            moments, phi_sums = accumulators[:count], accumulators[count : 2 * count]
+            value_sum = accumulators[2 * count :]  # empty where nothing needs it
+
+            def compute(step, slot, carry):
+                plgpu.barrier_wait(ready.at[slot])
+                mask = None
                 if mask_ref is not None:
-                    mask_head = 0 if rows.shape[1] == 1 else h
-                    plgpu.copy_gmem_to_smem(
-                        mask_ref.at[b, mask_head, tokens], mask_smem.at[slot], ready.at[slot]
-                    )
+                    mask = plgpu.load(mask_smem.at[slot], layout=PER_ROW)
+                    select_rows(value_smem.at[slot], mask)
+                valid = valid_rows(first + step * TILE, length, mask)
+                pivot = along_columns(plgpu.load(pivot_smem, layout=PER_COLUMN), shape)
+                x = plgpu.load(key_smem.at[slot], layout=MATRIX).astype(jnp.float32)
+                x = jnp.where(valid, x - pivot, 0.0)
+                for p, function in enumerate(parts.values):
+                    phi = function(x)
+                    if not parts.keep_zero:
+                        phi = jnp.where(valid, phi, 0.0)
+                    phi_smem[p] = phi.astype(dtype)
+                plgpu.commit_smem()
+                values = value_smem.at[slot]
+                for p in range(count):
+                    plgpu.wgmma(moments[p], transposed(phi_smem.at[p]), values)
+                    plgpu.wgmma(phi_sums[p], transposed(phi_smem.at[p]), transposed(ones))
+                for acc in value_sum:
+                    plgpu.wgmma(acc, transposed(values), transposed(ones))
+                plgpu.wgmma_wait(0)
+                return carry
 
-            plgpu.copy_gmem_to_smem(ones_ref, ones, constants)
-            plgpu.copy_gmem_to_smem(pivot_ref.at[b, h, pl.ds(i * TILE, TILE)], pivot_smem, constants)
             plgpu.barrier_wait(constants)
-            pivot = along_columns(plgpu.load(pivot_smem, layout=PER_COLUMN), shape)
+            stream(steps, STAGES, load, compute, None)
+            for p in range(count):
+                blocks_ref[split, b, h, p, dims_here, values_here] = moments[p][...]
 
-            def accumulate(*accumulators):
-                moments, phi_sums = accumulators[:count], accumulators[count : 2 * count]
-                value_sum = accumulators[2 * count :]  # empty where nothing needs it
+            @pl.when(j == 0)
+            def _():
+                for p in range(count):
+                    feature_sums_ref[split, b, h, p, dims_here] = token_sum(phi_sums[p])
 
-                def compute(step, slot, carry):
-                    plgpu.barrier_wait(ready.at[slot])
-                    mask = None
-                    if mask_ref is not None:
-                        mask = plgpu.load(mask_smem.at[slot], layout=PER_ROW)
-                        for c in range(chunk // TILE):
-                            part = value_smem.at[slot, :, columns_of(c)]
-                            kept = jnp.where(
-                                along_rows(mask, shape) > 0, plgpu.load(part, layout=MATRIX), 0
-                            )
-                            part[...] = kept.astype(dtype)
-                    valid = valid_rows(first + step * TILE, length, mask)
-                    x = plgpu.load(key_smem.at[slot], layout=MATRIX).astype(jnp.float32)
-                    x = jnp.where(valid, x - pivot, 0.0)
-                    for p, function in enumerate(parts.values):
-                        phi = function(x)
-                        if not parts.keep_zero:
-                            phi = jnp.where(valid, phi, 0.0)
-                        phi_smem[p] = phi.astype(dtype)
-                    plgpu.commit_smem()
-                    values = value_smem.at[slot]
-                    for p in range(count):
-                        plgpu.wgmma(moments[p], transposed(phi_smem.at[p]), values)
-                        plgpu.wgmma(phi_sums[p], transposed(phi_smem.at[p]), transposed(ones))
-                    for acc in value_sum:
-                        plgpu.wgmma(acc, transposed(values), transposed(ones))
-                    plgpu.wgmma_wait(0)
-                    return carry
+            @pl.when(i == 0)
+            def _():
+                for acc in value_sum:
+                    value_sums_ref[split, b, h, values_here] = token_sum(acc)
 
-                stream(steps, STAGES, load, compute, None)
-                return (
-                    tuple(acc[...] for acc in moments),
-                    tuple(token_sum(acc) for acc in phi_sums),
-                    tuple(token_sum(acc) for acc in value_sum),
-                )
+        pl.run_scoped(
+            accumulate,
+            *(plgpu.ACC((TILE, chunk)) for _ in range(count)),
+            *(plgpu.ACC((TILE, SUM_COLUMNS)) for _ in range(count)),
+            *(plgpu.ACC((chunk, SUM_COLUMNS)) for _ in range(parts.constant)),
+        )
 
-            return pl.run_scoped(
-                accumulate,
-                *(plgpu.ACC((TILE, chunk)) for _ in range(count)),
-                *(plgpu.ACC((TILE, SUM_COLUMNS)) for _ in range(count)),
-                *(plgpu.ACC((chunk, SUM_COLUMNS)) for _ in range(parts.constant)),
-            )
-
-        moments, phi_sums, value_sum = pl.run_scoped(
-            pipeline,
+    per_head = (splits, batch, heads)
+    arguments = [key, value, pad_last(key_pivot, dims * TILE), ones_operand(dtype)]
+    if rows is not None:
+        arguments.append(rows)
+    return plgpu.kernel(
+        body,
+        out_type=[
+            jax.ShapeDtypeStruct((*per_head, count, dims * TILE, chunks * chunk), jnp.float32),
+            jax.ShapeDtypeStruct((*per_head, count, dims * TILE), jnp.float32),
+            jax.ShapeDtypeStruct((*per_head, chunks * chunk), jnp.float32),
+        ],
+        scratch_types=[
             operand((STAGES, TILE, TILE), dtype),
             operand((STAGES, TILE, chunk), dtype),
             plgpu.SMEM((STAGES, TILE), jnp.float32),
@@ -234,55 +236,7 @@ def _run_moments(parts, key, value, rows, key_pivot, steps):
             plgpu.SMEM((TILE,), jnp.float32),
             plgpu.Barrier(num_arrivals=2 + (rows is not None), num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=2),
-        )
-
-        def write(block_smem, phi_sums_smem, value_sum_smem):
-            for p in range(count):
-                block_smem[p] = moments[p]
-                phi_sums_smem[p] = phi_sums[p]
-            if parts.constant:
-                value_sum_smem[...] = value_sum[0]
-            plgpu.commit_smem()
-            features_here, values_here = pl.ds(i * TILE, TILE), pl.ds(j * chunk, chunk)
-            for p in range(count):
-                plgpu.copy_smem_to_gmem(
-                    block_smem.at[p], blocks_ref.at[split, b, h, p, features_here, values_here]
-                )
-
-            @pl.when(j == 0)
-            def _():
-                plgpu.copy_smem_to_gmem(
-                    phi_sums_smem, feature_sums_ref.at[split, b, h, :, features_here]
-                )
-
-            if parts.constant:
-
-                @pl.when(i == 0)
-                def _():
-                    values_out = value_sums_ref.at[split, b, h, values_here]
-                    plgpu.copy_smem_to_gmem(value_sum_smem, values_out)
-
-            plgpu.wait_smem_to_gmem(0)
-
-        pl.run_scoped(
-            write,
-            operand((count, TILE, chunk), jnp.float32),
-            plgpu.SMEM((count, TILE), jnp.float32),
-            plgpu.SMEM((chunk,), jnp.float32),
-        )
-
-    per_head = (splits, batch, heads)
-    out_type = [
-        jax.ShapeDtypeStruct((*per_head, count, dims * TILE, chunks * chunk), jnp.float32),
-        jax.ShapeDtypeStruct((*per_head, count, dims * TILE), jnp.float32),
-        jax.ShapeDtypeStruct((*per_head, chunks * chunk), jnp.float32),
-    ]
-    arguments = [key, value, pad_last(key_pivot, dims * TILE), ones_operand(dtype)]
-    if rows is not None:
-        arguments.append(rows)
-    return plgpu.kernel(
-        body,
-        out_type=out_type,
+        ],
         grid=(batch, heads, splits, dims, chunks),
         grid_names=("batch", "head", "split", "dim", "value_dim"),
         compiler_params=COMPILER_PARAMS,

@@ -105,8 +105,8 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
         query_ref, out_bar_ref, blocks_ref, scale_ref, ones_ref, *refs = refs
         normalizer_ref = refs.pop(0) if normalized else None
         query_bar_ref, blocks_bar_ref, last_bar_ref, *scratch = refs
-        (query_smem, out_bar_smem, blocks_smem, phi_smem, query_bar_smem, staging, vector) = scratch[:7]
-        ones, normalizer_smem, row_smem, whole, barriers = scratch[7:]
+        query_smem, out_bar_smem, blocks_smem, phi_smem, query_bar_smem, *scratch = scratch
+        ones, normalizer_smem, row_smem, whole, barriers = scratch
         ready, normalized_tile, consumed, constants = barriers
         whole_phi, whole_query, whole_blocks = (*whole, query_smem, blocks_smem)[:3] if whole else (None,) * 3
         b, h, group, i = (lax.axis_index(n) for n in ("batch", "head", "group", "dim"))
@@ -234,22 +234,16 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
             zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), MATRIX)
             carry = lax.fori_loop(0, steps, compute, (zeros,) * (count * normalized))
 
-            last_bar = [jnp.sum(bar, axis=0) for bar in carry]
-            last_bar += [token_sum(acc) for acc in out_bar_sum]
-            for p, bar in enumerate(last_bar):
-                vector[p] = bar
             for p in range(count):
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                staging[...] = blocks_bar[p][...] / scale if normalized else blocks_bar[p][...]
-                plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(staging, blocks_bar_ref.at[group, b, h, p, here, :])
-            if normalized:
-                plgpu.copy_smem_to_gmem(vector, last_bar_ref.at[group, b, h, :, here])
-            if parts.constant:
+                bar = blocks_bar[p][...] / scale if normalized else blocks_bar[p][...]
+                blocks_bar_ref[group, b, h, p, here, :] = bar
+            for p, bar in enumerate(carry):
+                last_bar_ref[group, b, h, p, here] = jnp.sum(bar, axis=0)
 
-                @pl.when(i == 0)
-                def _():
-                    plgpu.copy_smem_to_gmem(vector, last_bar_ref.at[group, b, h])
+            @pl.when(i == 0)
+            def _():
+                for acc in out_bar_sum:
+                    last_bar_ref[group, b, h, 0, :] = token_sum(acc)
 
         @pl.when(lax.axis_index("warpgroup") == 0)
         def _():
@@ -272,10 +266,7 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
     if need_all:
         whole.append(operand((stages, TILE, padded_dim), dtype))
         whole.append(operand((count, padded_dim, padded_columns), dtype))
-    if normalized:
-        last_shape, last_tile = (count, padded_dim), (count, TILE)
-    else:
-        last_shape = last_tile = (1, padded_columns)
+    last_shape = (count, padded_dim) if normalized else (1, padded_columns)
     arguments = [query, out_bar, matrix.blocks, matrix.scale, ones_operand(dtype)]
     if normalized:
         arguments.append(matrix.normalizer)
@@ -293,8 +284,6 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
             operand((count, *out_shape), dtype),
             operand((stored, *shape), dtype),
             operand(shape, dtype),
-            operand(out_shape, jnp.float32),
-            plgpu.SMEM(last_tile, jnp.float32),
             operand((SUM_COLUMNS, TILE), dtype),
             plgpu.SMEM((count, padded_dim), jnp.float32),
             plgpu.SMEM((stages, TILE), jnp.float32),
