@@ -3,7 +3,7 @@
 A tile is 64 tokens by 64 coordinates: the height of one wgmma and, in 16 bits, the 128 bytes of one
 swizzled row. TMA loads tiles straight from [batch, tokens, heads, dim]. What a tile covers beyond
 the array is filled with zeros on loading and dropped on storing, so no array is padded to tiles;
-only its rows must be whole multiples of 16 bytes.
+only its rows must be whole multiples of 16 bytes (see `token_tiles`).
 """
 
 from __future__ import annotations
@@ -49,16 +49,6 @@ def pad_last(x: jax.Array, size: int, axes: int = 1) -> jax.Array:
         last = [(0, round_up(n, size) - n) for n in x.shape[-axes:]]
         widths = [(0, 0)] * (x.ndim - axes) + last
     return jnp.pad(x, widths) if any(high for _, high in widths) else x
-
-
-def aligned_dim(dim: int) -> int:
-    """The least dim that TMA can tile: a multiple of 8 up to 64, and of 64 above."""
-    return round_up(dim, ALIGNMENT if dim < TILE else TILE)
-
-
-def align_dim(x: jax.Array) -> jax.Array:
-    """Pads the last axis of tokens to `aligned_dim`; a copy where that is not the dim already."""
-    return pad_last(x, aligned_dim(x.shape[-1]))
 
 
 def operand(shape: Sequence[int], dtype) -> pl.MemoryRef:
@@ -109,14 +99,6 @@ def valid_rows(start, length: int, mask: jax.Array | None) -> jax.Array:
     if mask is not None:
         return along_rows(mask, shape) > 0
     return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=MATRIX) < length - start
-
-
-def select_rows(tile, mask: jax.Array) -> None:
-    """Replaces the masked rows of a tile in shared memory by zeros."""
-    for c in range(tile.shape[-1] // TILE):
-        chunk = tile.at[:, columns_of(c)]
-        x = plgpu.load(chunk, layout=MATRIX)
-        chunk[...] = jnp.where(along_rows(mask, x.shape) > 0, x, jnp.zeros_like(x))
 
 
 def mask_rows(mask: jax.Array | None, tokens: int) -> jax.Array | None:

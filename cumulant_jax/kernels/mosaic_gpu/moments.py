@@ -19,25 +19,23 @@ from cumulant_jax.kernels.moments import Features
 from cumulant_jax.kernels.mosaic_gpu.feature_parts import FeatureParts, feature_parts
 from cumulant_jax.kernels.mosaic_gpu.layout import (
     COMPILER_PARAMS,
-    MATRIX,
     PER_COLUMN,
     PER_ROW,
     SUM_COLUMNS,
     TILE,
-    align_dim,
     along_columns,
     mask_rows,
     ones_operand,
     operand,
     pad_last,
     round_up,
-    select_rows,
     split_tiles,
     stream,
     token_sum,
     transposed,
     valid_rows,
 )
+from cumulant_jax.kernels.mosaic_gpu.token_tiles import TokenTiles, align_dim
 
 BLOCKS = 396  # three thread blocks on each of 132 multiprocessors
 FEWEST_TILES = 4
@@ -127,7 +125,7 @@ def _counts(rows, length, shape):
 
 def _value_chunk(parts: FeatureParts, value: jax.Array) -> int:
     """Columns of the values per thread block: the accumulators must fit in its registers."""
-    wide = value.shape[-1] > TILE and len(parts.values) <= 2
+    wide = value.shape[-1] > TILE and len(parts.values) <= 2 and TokenTiles.of(value).blocked
     return 2 * TILE if wide else TILE
 
 
@@ -141,12 +139,16 @@ def _run_moments(parts, key, value, rows, key_pivot, steps):
     count = len(parts.values)
     splits = -(-length // (steps * TILE))
     shape = (TILE, TILE)
+    key_tiles, value_tiles = TokenTiles.of(key, TILE), TokenTiles.of(value, chunk)
+    arrivals = key_tiles.copies + value_tiles.copies + (rows is not None)
 
     def body(*refs):
         key_ref, value_ref, pivot_ref, ones_ref, *refs = refs
         mask_ref = refs.pop(0) if rows is not None else None
         blocks_ref, feature_sums_ref, value_sums_ref, *scratch = refs
-        key_smem, value_smem, mask_smem, phi_smem, ones, pivot_smem, ready, constants = scratch
+        key_smem, value_smem, mask_smem, phi_smem, ones, pivot_smem, *scratch = scratch
+        rewritten, ready, constants = scratch
+        operand_smem = rewritten[0].at[0] if rewritten else None
         b, h, split = (lax.axis_index(name) for name in ("batch", "head", "split"))
         i, j = lax.axis_index("dim"), lax.axis_index("value_dim")
         first = split * (steps * TILE)
@@ -154,10 +156,9 @@ def _run_moments(parts, key, value, rows, key_pivot, steps):
 
         def load(step, slot):
             tokens = pl.ds(first + step * TILE, TILE)
-            key_tile = key_ref.at[b, tokens, h, dims_here]
-            plgpu.copy_gmem_to_smem(key_tile, key_smem.at[slot], ready.at[slot])
-            value_tile = value_ref.at[b, tokens, h, values_here]
-            plgpu.copy_gmem_to_smem(value_tile, value_smem.at[slot], ready.at[slot])
+            index = (b, tokens, h)
+            key_tiles.load(key_ref, index, i * TILE, key_smem.at[slot], ready.at[slot])
+            value_tiles.load(value_ref, index, j * chunk, value_smem.at[slot], ready.at[slot])
             if mask_ref is not None:
                 mask_tile = mask_ref.at[b, 0 if rows.shape[1] == 1 else h, tokens]
                 plgpu.copy_gmem_to_smem(mask_tile, mask_smem.at[slot], ready.at[slot])
@@ -174,10 +175,10 @@ def _run_moments(parts, key, value, rows, key_pivot, steps):
                 mask = None
                 if mask_ref is not None:
                     mask = plgpu.load(mask_smem.at[slot], layout=PER_ROW)
-                    select_rows(value_smem.at[slot], mask)
+                values = value_tiles.prepare(value_smem.at[slot], operand_smem, mask)
                 valid = valid_rows(first + step * TILE, length, mask)
                 pivot = along_columns(plgpu.load(pivot_smem, layout=PER_COLUMN), shape)
-                x = plgpu.load(key_smem.at[slot], layout=MATRIX).astype(jnp.float32)
+                x = key_tiles.read(key_smem.at[slot], 0).astype(jnp.float32)
                 x = jnp.where(valid, x - pivot, 0.0)
                 for p, function in enumerate(parts.values):
                     phi = function(x)
@@ -185,7 +186,6 @@ def _run_moments(parts, key, value, rows, key_pivot, steps):
                         phi = jnp.where(valid, phi, 0.0)
                     phi_smem[p] = phi.astype(dtype)
                 plgpu.commit_smem()
-                values = value_smem.at[slot]
                 for p in range(count):
                     plgpu.wgmma(moments[p], transposed(phi_smem.at[p]), values)
                     plgpu.wgmma(phi_sums[p], transposed(phi_smem.at[p]), transposed(ones))
@@ -228,13 +228,14 @@ def _run_moments(parts, key, value, rows, key_pivot, steps):
             jax.ShapeDtypeStruct((*per_head, chunks * chunk), jnp.float32),
         ],
         scratch_types=[
-            operand((STAGES, TILE, TILE), dtype),
-            operand((STAGES, TILE, chunk), dtype),
+            key_tiles.slots(STAGES),
+            value_tiles.slots(STAGES),
             plgpu.SMEM((STAGES, TILE), jnp.float32),
             operand((count, TILE, TILE), dtype),
             operand((SUM_COLUMNS, TILE), dtype),
             plgpu.SMEM((TILE,), jnp.float32),
-            plgpu.Barrier(num_arrivals=2 + (rows is not None), num_barriers=STAGES),
+            value_tiles.rewritten(),
+            plgpu.Barrier(num_arrivals=arrivals, num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=2),
         ],
         grid=(batch, heads, splits, dims, chunks),

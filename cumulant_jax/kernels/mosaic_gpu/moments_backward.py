@@ -18,14 +18,11 @@ from cumulant_jax.kernels.moments import Features
 from cumulant_jax.kernels.mosaic_gpu.feature_parts import feature_parts
 from cumulant_jax.kernels.mosaic_gpu.layout import (
     COMPILER_PARAMS,
-    MATRIX,
     PER_COLUMN,
     PER_ROW,
     TILE,
-    align_dim,
     along_columns,
     along_rows,
-    beyond,
     columns_of,
     mask_rows,
     operand,
@@ -36,6 +33,7 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     valid_rows,
 )
 from cumulant_jax.kernels.mosaic_gpu.read_out import matrix_operand
+from cumulant_jax.kernels.mosaic_gpu.token_tiles import TokenTiles, align_dim
 
 BLOCKS = 396
 FEWEST_TILES = 4
@@ -88,25 +86,24 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
     groups, steps = split_tiles(tiles, batch * heads, blocks=BLOCKS, fewest=FEWEST_TILES)
     rows = mask_rows(mask, groups * steps * TILE)
     shape, values_shape = (TILE, TILE), (TILE, padded_values)
+    key_tiles, value_tiles = TokenTiles.of(key), TokenTiles.of(value)
+    arrivals = key_tiles.copies + value_tiles.copies + (rows is not None)
 
     def body(*refs):
         key_ref, value_ref, pivot_ref, blocks_ref, scale_ref, constant_ref, offset_ref, *refs = refs
         mask_ref = refs.pop(0) if rows is not None else None
         key_bar_ref, value_bar_ref, *scratch = refs
         key_smem, value_smem, mask_smem, phi_smem, key_bar_smem, value_bar_smem, *scratch = scratch
-        blocks_smem, pivot_smem, offset_smem, constant_smem, ready, constants = scratch
+        blocks_smem, pivot_smem, offset_smem, constant_smem, rewritten, ready, constants = scratch
+        operand_smem = rewritten[0].at[0] if rewritten else None
         b, h, group = (lax.axis_index(name) for name in ("batch", "head", "group"))
         first = group * (steps * TILE)
 
         def load(step, slot):
             tokens = pl.ds(first + step * TILE, TILE)
-            for source, target, size in (
-                (key_ref, key_smem, padded_dim),
-                (value_ref, value_smem, padded_values),
-            ):
-                plgpu.copy_gmem_to_smem(
-                    source.at[b, tokens, h, beyond(size, b)], target.at[slot], ready.at[slot]
-                )
+            index = (b, tokens, h)
+            key_tiles.load(key_ref, index, b * 0, key_smem.at[slot], ready.at[slot])
+            value_tiles.load(value_ref, index, b * 0, value_smem.at[slot], ready.at[slot])
             if mask_ref is not None:
                 mask_head = 0 if rows.shape[1] == 1 else h
                 plgpu.copy_gmem_to_smem(
@@ -131,9 +128,10 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
 
             def centred(c):
                 pivot = plgpu.load(pivot_smem.at[columns_of(c)], layout=PER_COLUMN)
-                x = plgpu.load(key_smem.at[slot, :, columns_of(c)], layout=MATRIX)
+                x = key_tiles.read(key_smem.at[slot], c)
                 return jnp.where(valid, x.astype(jnp.float32) - along_columns(pivot, shape), 0.0)
 
+            values = value_tiles.prepare(value_smem.at[slot], operand_smem)
             for c in range(dims):
                 x = centred(c)
                 for p, function in enumerate(parts.values):
@@ -157,16 +155,14 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
             if mask is not None:
                 value_bar = jnp.where(along_rows(mask, values_shape) > 0, value_bar, 0.0)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            value_bar_smem[...] = value_bar.astype(dtype)
+            value_tiles.write_whole(value_bar_smem.at[0], value_bar.astype(dtype))
 
             for c in range(dims):
                 key_bar = None
                 for p, derivative in enumerate(parts.derivatives):
 
                     def multiply_values(acc, c=c, p=p):
-                        plgpu.wgmma(
-                            acc, value_smem.at[slot], transposed(blocks_smem.at[p, columns_of(c)])
-                        )
+                        plgpu.wgmma(acc, values, transposed(blocks_smem.at[p, columns_of(c)]))
                         return acc[...]
 
                     # What follows a product is loaded after it, to save registers.
@@ -174,14 +170,12 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
                     added = plgpu.load(offset_smem.at[p, columns_of(c)], layout=PER_COLUMN)
                     term = (phi_bar + along_columns(added, shape)) * derivative(centred(c))
                     key_bar = term if key_bar is None else key_bar + term
-                key_bar_smem[:, columns_of(c)] = jnp.where(valid, key_bar, 0.0).astype(dtype)
+                key_bar = jnp.where(valid, key_bar, 0.0).astype(dtype)
+                key_tiles.write(key_bar_smem.at[0], c, key_bar)
             plgpu.commit_smem()
-            tokens = pl.ds(start, TILE)
-            for source, target, size in (
-                (key_bar_smem, key_bar_ref, padded_dim),
-                (value_bar_smem, value_bar_ref, padded_values),
-            ):
-                plgpu.copy_smem_to_gmem(source, target.at[b, tokens, h, beyond(size, b)])
+            index = (b, pl.ds(start, TILE), h)
+            key_tiles.store(key_bar_ref, index, b * 0, key_bar_smem.at[0])
+            value_tiles.store(value_bar_ref, index, b * 0, value_bar_smem.at[0])
             return carry
 
         stream(steps, STAGES, load, compute, None)
@@ -202,17 +196,18 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
         body,
         out_type=[jax.ShapeDtypeStruct(x.shape, dtype) for x in (key, value)],
         scratch_types=[
-            operand((STAGES, TILE, padded_dim), dtype),
-            operand((STAGES, *values_shape), dtype),
+            key_tiles.slots(STAGES),
+            value_tiles.slots(STAGES),
             plgpu.SMEM((STAGES, TILE), jnp.float32),
             operand((count, TILE, padded_dim), dtype),
-            operand((TILE, padded_dim), dtype),
-            operand(values_shape, dtype),
+            key_tiles.slots(1),
+            value_tiles.slots(1),
             operand((count, padded_dim, padded_values), dtype),
             plgpu.SMEM((padded_dim,), jnp.float32),
             plgpu.SMEM((count, padded_dim), jnp.float32),
             plgpu.SMEM((padded_values,), jnp.float32),
-            plgpu.Barrier(num_arrivals=2 + (rows is not None), num_barriers=STAGES),
+            value_tiles.rewritten(),
+            plgpu.Barrier(num_arrivals=arrivals, num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=count + 3),
         ],
         grid=(batch, heads, groups),

@@ -7,6 +7,7 @@ mean of the values, is added in float32.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -20,14 +21,10 @@ from cumulant_jax.kernels.moments import Features
 from cumulant_jax.kernels.mosaic_gpu.feature_parts import FeatureParts, feature_parts
 from cumulant_jax.kernels.mosaic_gpu.layout import (
     COMPILER_PARAMS,
-    MATRIX,
     PER_COLUMN,
     TILE,
-    align_dim,
-    aligned_dim,
     along_columns,
     along_rows,
-    beyond,
     columns_of,
     operand,
     pad_last,
@@ -35,6 +32,7 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     split_tiles,
     stream,
 )
+from cumulant_jax.kernels.mosaic_gpu.token_tiles import TokenTiles, align_dim, aligned_dim
 
 BLOCKS = 396
 FEWEST_TILES = 4
@@ -106,27 +104,54 @@ def read_out(
     return out[..., :columns]
 
 
-def compute_features(parts: FeatureParts, x, phi_smem, chunk: int, dtype) -> list[jax.Array]:
-    """Rounds the features of one chunk of queries and stores those that are not in memory yet.
+@dataclasses.dataclass(frozen=True)
+class QueryFeatures:
+    """The features of tiles of queries, as operands.
 
-    The first slot of `phi_smem` belongs to the first block that is not the query itself.
+    Attributes:
+      parts: the feature map.
+      tiles: the tiles of the queries.
     """
-    rounded = []
-    for p, function in enumerate(parts.values):
-        phi = function(x).astype(dtype)
-        rounded.append(phi)
-        stored = p - parts.first_is_identity
-        if stored >= 0:
-            phi_smem[stored, :, columns_of(chunk)] = phi
-    return rounded
 
+    parts: FeatureParts
+    tiles: TokenTiles
 
-def feature_operand(parts: FeatureParts, query_tile, phi_smem, part: int, chunk: int):
-    """The features as `compute_features` left them, as an operand."""
-    stored = part - parts.first_is_identity
-    if stored < 0:
-        return query_tile.at[:, columns_of(chunk)]
-    return phi_smem.at[stored, :, columns_of(chunk)]
+    @property
+    def present(self) -> int:
+        """How many of the blocks (the first or none) lie in memory as TMA brought them."""
+        return int(self.parts.first_is_identity and self.tiles.blocked)
+
+    @property
+    def scratch(self) -> pl.MemoryRef:
+        """Shared memory for the blocks that must be computed."""
+        stored = max(len(self.parts.values) - self.present, 1)
+        return operand((stored, TILE, self.tiles.width), self.tiles.dtype)
+
+    def read(self, tile, chunk: int) -> jax.Array:
+        """One chunk of the queries in float32."""
+        return self.tiles.read(tile, chunk).astype(jnp.float32)
+
+    def compute(self, tile, chunk: int, phi_smem) -> list[jax.Array]:
+        """Rounds the features of one chunk, writes the missing blocks and returns all."""
+        x = self.read(tile, chunk)
+        rounded = [function(x).astype(self.tiles.dtype) for function in self.parts.values]
+        for p, phi in enumerate(rounded[self.present :]):
+            phi_smem[p, :, columns_of(chunk)] = phi
+        return rounded
+
+    def operand(self, tile, phi_smem, part: int, chunk: int):
+        """One block of one chunk, computed before."""
+        if part < self.present:
+            return tile.at[:, columns_of(chunk)]
+        return phi_smem.at[part - self.present, :, columns_of(chunk)]
+
+    def multiply(self, acc, tile, phi_smem, blocks) -> None:
+        """Adds features @ matrix to an accumulator."""
+        for c in range(self.tiles.chunks):
+            for p in range(len(self.parts.values)):
+                plgpu.wgmma(
+                    acc, self.operand(tile, phi_smem, p, c), blocks.at[p, columns_of(c)]
+                )
 
 
 def row_product(phi: list[jax.Array], weights, chunk: int) -> jax.Array:
@@ -137,14 +162,6 @@ def row_product(phi: list[jax.Array], weights, chunk: int) -> jax.Array:
         product = jnp.sum(part.astype(jnp.float32) * along_columns(weight, part.shape), axis=1)
         total = product if total is None else total + product
     return total
-
-
-def multiply_features(acc, parts: FeatureParts, query_tile, phi_smem, blocks) -> None:
-    """Adds features(query) @ matrix to an accumulator."""
-    for c in range(query_tile.shape[-1] // TILE):
-        for p in range(len(parts.values)):
-            features = feature_operand(parts, query_tile, phi_smem, p, c)
-            plgpu.wgmma(acc, features, blocks.at[p, columns_of(c)])
 
 
 def _run_read_out(parts, query, matrix, columns, normalizer_eps):
@@ -159,8 +176,10 @@ def _run_read_out(parts, query, matrix, columns, normalizer_eps):
     tiles = -(-length // TILE)
     groups, steps = split_tiles(tiles, batch * heads * chunks, blocks=BLOCKS, fewest=FEWEST_TILES)
     heads_per_matrix = heads // matrix.blocks.shape[1]
-    stored = max(count - parts.first_is_identity, 1)
     shape = (TILE, chunk)
+    out_type = jax.ShapeDtypeStruct((batch, length, heads, aligned_dim(columns)), dtype)
+    query_tiles, out_tiles = TokenTiles.of(query), TokenTiles.of(out_type, chunk)
+    query_features = QueryFeatures(parts, query_tiles)
 
     def body(*refs):
         query_ref, blocks_ref, scale_ref, constant_ref, *refs = refs
@@ -175,9 +194,8 @@ def _run_read_out(parts, query, matrix, columns, normalizer_eps):
 
         def load(step, slot):
             tokens = pl.ds(first + step * TILE, TILE)
-            plgpu.copy_gmem_to_smem(
-                query_ref.at[b, tokens, h, beyond(padded_dim, b)], query_smem.at[slot], ready.at[slot]
-            )
+            index = (b, tokens, h)
+            query_tiles.load(query_ref, index, b * 0, query_smem.at[slot], ready.at[slot])
 
         for p in range(count):
             plgpu.copy_gmem_to_smem(blocks_ref.at[b, m, p, :, here], blocks_smem.at[p], constants)
@@ -192,25 +210,24 @@ def _run_read_out(parts, query, matrix, columns, normalizer_eps):
             plgpu.barrier_wait(ready.at[slot])
             normalizer = None
             for c in range(dims):
-                x = plgpu.load(query_smem.at[slot, :, columns_of(c)], layout=MATRIX)
-                phi = compute_features(parts, x.astype(jnp.float32), phi_smem, c, dtype)
+                phi = query_features.compute(query_smem.at[slot], c, phi_smem)
                 if normalizer_ref is not None:
                     partial = row_product(phi, normalizer_smem, c)
                     normalizer = partial if normalizer is None else normalizer + partial
             plgpu.commit_smem()
 
             def multiply(acc):
-                multiply_features(acc, parts, query_smem.at[slot], phi_smem, blocks_smem)
+                query_features.multiply(acc, query_smem.at[slot], phi_smem, blocks_smem)
                 return acc[...]
 
             out = pl.run_scoped(multiply, plgpu.ACC(shape)) * scale + constant
             if normalizer is not None:
                 out = out * along_rows(1 / (normalizer + normalizer_eps), shape)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-            out_smem[...] = out.astype(dtype)
+            out_tiles.write_whole(out_smem.at[0], out.astype(dtype))
             plgpu.commit_smem()
             tokens = pl.ds(first + step * TILE, TILE)
-            plgpu.copy_smem_to_gmem(out_smem, out_ref.at[b, tokens, h, here])
+            out_tiles.store(out_ref, (b, tokens, h), j * chunk, out_smem.at[0])
             return carry
 
         stream(steps, STAGES, load, compute, None)
@@ -221,15 +238,15 @@ def _run_read_out(parts, query, matrix, columns, normalizer_eps):
         arguments.append(matrix.normalizer)
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((batch, length, heads, aligned_dim(columns)), dtype),
+        out_type=out_type,
         scratch_types=[
-            operand((STAGES, TILE, padded_dim), dtype),
+            query_tiles.slots(STAGES),
             operand((count, padded_dim, chunk), dtype),
             plgpu.SMEM((chunk,), jnp.float32),
             plgpu.SMEM((count, padded_dim), jnp.float32),
-            operand((stored, TILE, padded_dim), dtype),
-            operand(shape, dtype),
-            plgpu.Barrier(num_arrivals=1, num_barriers=STAGES),
+            query_features.scratch,
+            out_tiles.slots(1),
+            plgpu.Barrier(num_arrivals=query_tiles.copies, num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=count + 1 + (normalizer_eps is not None)),
         ],
         grid=(batch, heads, groups, chunks),

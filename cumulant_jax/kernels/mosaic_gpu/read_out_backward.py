@@ -24,10 +24,8 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     PER_ROW,
     SUM_COLUMNS,
     TILE,
-    align_dim,
     along_columns,
     along_rows,
-    beyond,
     columns_of,
     ones_operand,
     operand,
@@ -36,12 +34,11 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     transposed,
 )
 from cumulant_jax.kernels.mosaic_gpu.read_out import (
-    compute_features,
-    feature_operand,
+    QueryFeatures,
     matrix_operand,
-    multiply_features,
     row_product,
 )
+from cumulant_jax.kernels.mosaic_gpu.token_tiles import TokenTiles, align_dim
 
 BLOCKS = 396
 FEWEST_TILES = 4
@@ -95,7 +92,15 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
     dims = padded_dim // TILE
     # A thread block pulls back to 64 coordinates of the queries; their normalizer needs all.
     need_all = normalized and dims > 1
-    stages = 2 if need_all else STAGES
+    query_tiles, whole_tiles, out_tiles = (
+        TokenTiles.of(query, TILE), TokenTiles.of(query), TokenTiles.of(out_bar)
+    )  # fmt: skip
+    query_features = QueryFeatures(parts, query_tiles)
+    whole_features = QueryFeatures(parts, whole_tiles)
+    arrivals = query_tiles.copies + out_tiles.copies + need_all * whole_tiles.copies
+    # Whether the first warpgroup rewrites the cotangent before the second may read it.
+    prepared = normalized or not out_tiles.blocked
+    stages = 2 if need_all or not out_tiles.blocked else STAGES
     tiles = -(-length // TILE)
     groups, steps = split_tiles(tiles, batch * heads * dims, blocks=BLOCKS, fewest=FEWEST_TILES)
     heads_per_matrix = heads // matrix.blocks.shape[1]
@@ -106,9 +111,15 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
         normalizer_ref = refs.pop(0) if normalized else None
         query_bar_ref, blocks_bar_ref, last_bar_ref, *scratch = refs
         query_smem, out_bar_smem, blocks_smem, phi_smem, query_bar_smem, *scratch = scratch
-        ones, normalizer_smem, row_smem, whole, barriers = scratch
-        ready, normalized_tile, consumed, constants = barriers
-        whole_phi, whole_query, whole_blocks = (*whole, query_smem, blocks_smem)[:3] if whole else (None,) * 3
+        ones, normalizer_smem, row_smem, rewritten, whole, barriers = scratch
+        ready, prepared_tile, consumed, constants = barriers
+        cotangent = rewritten[0] if rewritten else out_bar_smem
+        # What the normalizer needs: features of its own, and with more than 64 dims all of them.
+        whole_phi, whole_query, whole_blocks = (None, query_smem, blocks_smem)
+        if need_all:
+            whole_phi, whole_query, whole_blocks = whole
+        elif normalized:
+            (whole_phi,) = whole
         b, h, group, i = (lax.axis_index(n) for n in ("batch", "head", "group", "dim"))
         m = lax.div(h, np.int32(heads_per_matrix))
         first = group * (steps * TILE)
@@ -116,41 +127,37 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
         scale = scale_ref[b, m]
 
         def load(step, slot):
-            tokens = pl.ds(first + step * TILE, TILE)
-            out_tile = out_bar_ref.at[b, tokens, h, beyond(padded_columns, b)]
-            plgpu.copy_gmem_to_smem(out_tile, out_bar_smem.at[slot], ready.at[slot])
-            query_tile = query_ref.at[b, tokens, h, here]
-            plgpu.copy_gmem_to_smem(query_tile, query_smem.at[slot], ready.at[slot])
+            index = (b, pl.ds(first + step * TILE, TILE), h)
+            out_tiles.load(out_bar_ref, index, b * 0, out_bar_smem.at[slot], ready.at[slot])
+            query_tiles.load(query_ref, index, i * TILE, query_smem.at[slot], ready.at[slot])
             if need_all:
-                query_tile = query_ref.at[b, tokens, h, beyond(padded_dim, b)]
-                plgpu.copy_gmem_to_smem(query_tile, whole_query.at[slot], ready.at[slot])
-
-        def queries(slot):
-            return plgpu.load(query_smem.at[slot], layout=MATRIX).astype(jnp.float32)
+                whole_tiles.load(query_ref, index, b * 0, whole_query.at[slot], ready.at[slot])
 
         def normalize(start, slot):
             """Turns the cotangent of the quotient into those of numerator and denominator."""
             normalizer = None
             for c in range(dims):
-                x = plgpu.load(whole_query.at[slot, :, columns_of(c)], layout=MATRIX)
-                phi = compute_features(parts, x.astype(jnp.float32), whole_phi, c, dtype)
+                phi = whole_features.compute(whole_query.at[slot], c, whole_phi)
                 partial = row_product(phi, normalizer_smem, c)
                 normalizer = partial if normalizer is None else normalizer + partial
             plgpu.commit_smem()
 
             def multiply(acc):
-                multiply_features(acc, parts, whole_query.at[slot], whole_phi, whole_blocks)
+                whole_features.multiply(acc, whole_query.at[slot], whole_phi, whole_blocks)
                 return acc[...]
 
             row = plgpu.broadcasted_iota(jnp.int32, (TILE,), 0, layout=PER_ROW)
             inverse = jnp.where(row < length - start, 1 / (normalizer + normalizer_eps), 0.0)
             numerator = pl.run_scoped(multiply, plgpu.ACC(out_shape)) * scale
-            bar = plgpu.load(out_bar_smem.at[slot], layout=MATRIX).astype(jnp.float32)
-            bar = bar * along_rows(inverse, out_shape)
-            # The scale of the matrix keeps the cotangent from vanishing in float16.
-            out_bar_smem[slot] = (bar * scale).astype(dtype)
-            row_smem[slot] = -jnp.sum(bar * numerator, axis=1) * inverse
-            plgpu.commit_smem()
+            denominator_bar = None
+            for c in range(out_tiles.chunks):
+                bar = out_tiles.read(out_bar_smem.at[slot], c).astype(jnp.float32)
+                bar = bar * along_rows(inverse, bar.shape)
+                # The scale of the matrix keeps the cotangent from vanishing in float16.
+                cotangent.at[slot][:, columns_of(c)] = (bar * scale).astype(dtype)
+                partial = jnp.sum(bar * numerator[:, c * TILE : (c + 1) * TILE], axis=1)
+                denominator_bar = partial if c == 0 else denominator_bar + partial
+            row_smem[slot] = -denominator_bar * inverse
 
         def pull_back_queries():
             for p in range(count):
@@ -179,12 +186,16 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
                 start = first + step * TILE
                 if normalized:
                     normalize(start, slot)
-                    plgpu.barrier_arrive(normalized_tile.at[slot])
+                else:
+                    out_tiles.prepare(out_bar_smem.at[slot], cotangent.at[slot])
+                if prepared:
+                    plgpu.commit_smem()
+                    plgpu.barrier_arrive(prepared_tile.at[slot])
                 query_bar = None
                 for p, derivative in enumerate(parts.derivatives):
 
                     def multiply(acc, p=p):
-                        plgpu.wgmma(acc, out_bar_smem.at[slot], transposed(blocks_smem.at[p]))
+                        plgpu.wgmma(acc, cotangent.at[slot], transposed(blocks_smem.at[p]))
                         return acc[...]
 
                     # What follows a product is loaded after it, to save registers.
@@ -195,14 +206,14 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
                         phi_bar = phi_bar + along_rows(row, shape) * along_columns(weight, shape)
                     else:
                         phi_bar = phi_bar * scale
-                    term = phi_bar * derivative(queries(slot))
+                    term = phi_bar * derivative(query_features.read(query_smem.at[slot], 0))
                     query_bar = term if query_bar is None else query_bar + term
                 plgpu.barrier_arrive(consumed.at[slot])
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                query_bar_smem[...] = query_bar.astype(dtype)
+                query_tiles.write(query_bar_smem.at[0], 0, query_bar.astype(dtype))
                 plgpu.commit_smem()
-                tokens = pl.ds(start, TILE)
-                plgpu.copy_smem_to_gmem(query_bar_smem, query_bar_ref.at[b, tokens, h, here])
+                index = (b, pl.ds(start, TILE), h)
+                query_tiles.store(query_bar_ref, index, i * TILE, query_bar_smem.at[0])
                 return carry
 
             lax.fori_loop(0, steps, compute, None)
@@ -214,8 +225,8 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
             def compute(step, carry):
                 step = lax.convert_element_type(step, jnp.int32)
                 slot = lax.rem(step, np.int32(stages))
-                plgpu.barrier_wait(normalized_tile.at[slot] if normalized else ready.at[slot])
-                phi = compute_features(parts, queries(slot), phi_smem, 0, dtype)
+                plgpu.barrier_wait((prepared_tile if prepared else ready).at[slot])
+                phi = query_features.compute(query_smem.at[slot], 0, phi_smem)
                 if normalized:
                     row = along_rows(plgpu.load(row_smem.at[slot], layout=PER_ROW), shape)
                     carry = tuple(
@@ -223,10 +234,10 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
                     )
                 plgpu.commit_smem()
                 for p in range(count):
-                    rows = feature_operand(parts, query_smem.at[slot], phi_smem, p, 0)
-                    plgpu.wgmma(blocks_bar[p], transposed(rows), out_bar_smem.at[slot])
+                    rows = query_features.operand(query_smem.at[slot], phi_smem, p, 0)
+                    plgpu.wgmma(blocks_bar[p], transposed(rows), cotangent.at[slot])
                 for acc in out_bar_sum:
-                    plgpu.wgmma(acc, transposed(out_bar_smem.at[slot]), transposed(ones))
+                    plgpu.wgmma(acc, transposed(cotangent.at[slot]), transposed(ones))
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(consumed.at[slot])
                 return carry
@@ -259,12 +270,9 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
 
         plgpu.wait_smem_to_gmem(0)
 
-    stored = max(count - parts.first_is_identity, 1)
-    whole = []
-    if normalized:
-        whole.append(operand((count, TILE, padded_dim), dtype))
+    whole = [whole_features.scratch] if normalized else []
     if need_all:
-        whole.append(operand((stages, TILE, padded_dim), dtype))
+        whole.append(whole_tiles.slots(stages))
         whole.append(operand((count, padded_dim, padded_columns), dtype))
     last_shape = (count, padded_dim) if normalized else (1, padded_columns)
     arguments = [query, out_bar, matrix.blocks, matrix.scale, ones_operand(dtype)]
@@ -279,17 +287,18 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
             jax.ShapeDtypeStruct((*per_head, *last_shape), jnp.float32),
         ],
         scratch_types=[
-            operand((stages, *shape), dtype),
-            operand((stages, *out_shape), dtype),
+            query_tiles.slots(stages),
+            out_tiles.slots(stages),
             operand((count, *out_shape), dtype),
-            operand((stored, *shape), dtype),
-            operand(shape, dtype),
+            query_features.scratch,
+            query_tiles.slots(1),
             operand((SUM_COLUMNS, TILE), dtype),
             plgpu.SMEM((count, padded_dim), jnp.float32),
             plgpu.SMEM((stages, TILE), jnp.float32),
+            out_tiles.rewritten(stages),
             whole,
             (
-                plgpu.Barrier(num_arrivals=2 + need_all, num_barriers=stages),
+                plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
                 plgpu.Barrier(num_barriers=stages),
                 plgpu.Barrier(num_arrivals=2, num_barriers=stages),
                 plgpu.Barrier(num_arrivals=1 + count * (1 + need_all) + normalized),
