@@ -10,11 +10,10 @@ import jax.numpy as jnp
 from cumulant_jax.attention import arguments
 from cumulant_jax.attention.linear_time import check_state, check_state_options
 from cumulant_jax.attention.masks import token_mask
-from cumulant_jax.kernels import (
-    TokenStatisticsState,
-    accumulation_dtype,
-    causal_token_statistics,
-    choose_implementation,
+from cumulant_jax.kernels import TokenStatisticsState, check_implementation
+from cumulant_jax.kernels.token_statistics import (
+    attend,
+    causal_attend,
     empty_statistics,
     token_statistics,
 )
@@ -78,23 +77,17 @@ def token_statistics_attention(
     arguments.check_flag("is_causal", is_causal)
     w = arguments.check_array("w", w)
     temperature = arguments.check_per_head("temperature", temperature, w.shape[-2])
-    choose_implementation(implementation, "token_statistics_attention")
+    check_implementation(implementation)
     check_state_options(initial_state, return_state=return_state, is_causal=is_causal)
     bias = _check_bias(denominator_bias, w, is_causal)
     mask = token_mask(mask, seq_lengths, w.shape[:-3], w.shape[-3])
-    dtype = w.dtype
-    w = w.astype(accumulation_dtype(w))
-    if mask is not None:
-        w = jnp.where(mask[..., None, None], w, 0)
-    if is_causal:
-        empty = empty_statistics(w)
-        check_state(initial_state, empty)
-        state = empty if initial_state is None else initial_state
-        out, state = causal_token_statistics(w, temperature, mask, bias, state)
-        return (out.astype(dtype), state) if return_state else out.astype(dtype)
-    membership, second_moment = token_statistics(w, temperature, mask)
-    out = -w * membership[..., None] / (1 + second_moment[..., None, :, :])
-    return out.astype(dtype)
+    if not is_causal:
+        return attend(w, temperature, mask, implementation=implementation)
+    empty = empty_statistics(w)
+    check_state(initial_state, empty)
+    state = empty if initial_state is None else initial_state
+    out, state = causal_attend(w, temperature, mask, bias, state, implementation=implementation)
+    return (out, state) if return_state else out
 
 
 def token_memberships(
@@ -126,9 +119,6 @@ def token_memberships(
     w = arguments.check_array("w", w)
     temperature = arguments.check_per_head("temperature", temperature, w.shape[-2])
     mask = token_mask(mask, seq_lengths, w.shape[:-3], w.shape[-3])
-    w = w.astype(accumulation_dtype(w))
-    if mask is not None:
-        w = jnp.where(mask[..., None, None], w, 0)
     return token_statistics(w, temperature, mask)
 
 

@@ -14,12 +14,7 @@ from cumulant_jax.kernels.moment_attention import moment_attention
 from cumulant_jax.kernels.moments import accumulation_dtype, masked_mean, read_out, sum_moments
 from cumulant_jax.kernels.reading import CumulantReading, NormalizedReading
 from cumulant_jax.kernels.token_pass import chunk_length, token_pass
-from cumulant_jax.kernels.token_statistics import (
-    TokenStatisticsState,
-    causal_token_statistics,
-    empty_statistics,
-    token_statistics,
-)
+from cumulant_jax.kernels.token_statistics import TokenStatisticsState
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -32,13 +27,11 @@ __all__ = [
     "accumulation_dtype",
     "assume_device",
     "causal_attention",
-    "causal_token_statistics",
     "check_implementation",
     "choose_implementation",
     "chunk_length",
     "current_device",
     "elu1",
-    "empty_statistics",
     "masked_mean",
     "moment_attention",
     "read_out",
@@ -46,5 +39,4 @@ __all__ = [
     "state_shapes",
     "sum_moments",
     "token_pass",
-    "token_statistics",
 ]

@@ -15,13 +15,15 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 ENVIRONMENT_VARIABLE = "CUMULANT_JAX_BLOCK_SIZES"
 TABLE = Path(__file__).with_suffix(".json")
 
 Sizes = Mapping[str, int]
 
-_trial: contextvars.ContextVar[Mapping[str, Sizes]] = contextvars.ContextVar("trial", default={})
+_NONE: Mapping[str, Sizes] = MappingProxyType({})
+_trial: contextvars.ContextVar[Mapping[str, Sizes]] = contextvars.ContextVar("trial", default=_NONE)
 
 
 def tuned(implementation: str, device_kind: str) -> Sizes:

@@ -112,22 +112,37 @@ def _xla() -> Passes:
 @functools.cache
 def passes_of(implementation: str) -> Passes:
     """The passes of an implementation."""
-    return _xla() if implementation == "xla" else _kernels(implementation).passes()
+    return _xla() if implementation == "xla" else kernels_of(implementation).passes()
 
 
 @functools.cache
-def _kernels(implementation: str):
+def kernels_of(implementation: str):
+    """The module that wraps the kernels of an implementation."""
     return importlib.import_module(f"cumulant_jax.kernels.{implementation}.passes")
 
 
-def choose(implementation: str | None, operation: str, facts: Facts) -> str:
-    """The implementation that serves a call, see `choose_implementation`."""
+def choose_kernels(
+    implementation: str | None, operation: str, unsupported: str, facts: object
+) -> str:
+    """The implementation that serves a call, see `choose_implementation`.
 
-    def unsupported(name: str, device: Device) -> str | None:
-        return _kernels(name).unsupported(facts, device)
+    Args:
+      implementation: None for the best, or a name.
+      operation: for messages.
+      unsupported: the function (facts, device) -> reason or None of the kernels' modules.
+      facts: what support depends on, besides the device.
+    """
 
-    kernels = {name: functools.partial(unsupported, name) for name in IMPLEMENTATIONS[1:]}
+    def reason(name: str, device: Device) -> str | None:
+        return getattr(kernels_of(name), unsupported)(facts, device)
+
+    kernels = {name: functools.partial(reason, name) for name in IMPLEMENTATIONS if name != "xla"}
     return choose_implementation(implementation, operation, kernels)
+
+
+def choose(implementation: str | None, operation: str, facts: Facts) -> str:
+    """The implementation that serves attention through moments."""
+    return choose_kernels(implementation, operation, "unsupported", facts)
 
 
 def zeros_like_head(x: jax.Array) -> jax.Array:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from cumulant_jax.kernels.device import Device, current_device
+from cumulant_jax.kernels.mosaic_tpu import causal_token_statistics as causal_statistics
+from cumulant_jax.kernels.mosaic_tpu import token_statistics as statistics
 from cumulant_jax.kernels.mosaic_tpu.body import lane_features
 from cumulant_jax.kernels.mosaic_tpu.causal import (
     causal_cumulant,
@@ -21,20 +23,23 @@ from cumulant_jax.kernels.mosaic_tpu.fused import (
     fused_linear,
     fused_linear_backward,
 )
+from cumulant_jax.kernels.mosaic_tpu.layout import LANES
 from cumulant_jax.kernels.mosaic_tpu.moments import sum_moments, sum_moments_backward
 from cumulant_jax.kernels.mosaic_tpu.read_out import read_out, read_out_backward
 from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, block_sizes
 from cumulant_jax.kernels.passes import Facts, Passes
 from cumulant_jax.kernels.reading import CumulantReading, Reading
+from cumulant_jax.kernels.token_statistics import StatisticsFacts
 
 DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float32"))
+OLD_CHIPS = ("v2", "v3")
 LONGEST_FUSED = 512
 WIDEST = 256
 
 
 def unsupported(facts: Facts, device: Device) -> str | None:
     """Why the TPU kernels cannot serve a call, None where they can."""
-    if any(old in device.kind for old in ("v2", "v3")):
+    if any(old in device.kind for old in OLD_CHIPS):
         return f"needs a TPU v4 or later, and this is a {device.kind}"
     if facts.is_symbolic:
         return "needs sizes that are known, and some are symbolic or zero"
@@ -45,6 +50,21 @@ def unsupported(facts: Facts, device: Device) -> str | None:
         return "has no kernel for these features, which XLA's matrix products serve as well"
     if max(facts.dim, facts.value_dim) > WIDEST:
         return f"takes head dims up to {WIDEST}, not {max(facts.dim, facts.value_dim)}"
+    return None
+
+
+def unsupported_statistics(facts: StatisticsFacts, device: Device) -> str | None:
+    """Why the TPU kernels cannot serve token statistics, None where they can."""
+    if any(old in device.kind for old in OLD_CHIPS):
+        return f"needs a TPU v4 or later, and this is a {device.kind}"
+    if facts.is_symbolic:
+        return "needs sizes that are known, and some are symbolic or zero"
+    if facts.dtype not in DTYPES:
+        return f"needs bfloat16 or float32, not {facts.dtype}"
+    if facts.heads > LANES:
+        return f"takes up to {LANES} heads, not {facts.heads}"
+    if facts.bias_per_row:
+        return "takes one denominator_bias for all examples"
     return None
 
 
@@ -139,3 +159,54 @@ def _run_causal(reading: Reading, arrays, *, save_states: bool):
         return causal_cumulant(*arrays, key_pivot, value_pivot, scale, **options)
     options = {"normalizer_eps": reading.normalizer_eps, "block_sizes": _sizes()}
     return causal_linear(*arrays, save_states=save_states, **options)
+
+
+@jax.custom_vjp
+def token_statistics(w: jax.Array, temperature: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Token statistics attention, see `token_statistics.attend`."""
+    return statistics.token_statistics(w, temperature, mask, block_sizes=_sizes())[0]
+
+
+def _statistics_forward(w, temperature, mask):
+    out, sums = statistics.token_statistics(w, temperature, mask, block_sizes=_sizes())
+    return out, (w, temperature, mask, sums)
+
+
+def _statistics_backward(residuals, out_bar):
+    w, temperature, mask, sums = residuals
+    bars = statistics.token_statistics_backward(
+        w, temperature, mask, sums, out_bar, block_sizes=_sizes()
+    )
+    return *bars, None
+
+
+token_statistics.defvjp(_statistics_forward, _statistics_backward)
+
+
+@jax.custom_vjp
+def causal_token_statistics(w, temperature, mask, bias, state) -> tuple[jax.Array, ...]:
+    """Causal token statistics attention and its last state, see `token_statistics`."""
+    run = causal_statistics.causal_token_statistics
+    out, after, _ = run(w, temperature, mask, bias, state, block_sizes=_sizes())
+    return out, *after
+
+
+def _causal_statistics_forward(w, temperature, mask, bias, state):
+    out, after, saved = causal_statistics.causal_token_statistics(
+        *(w, temperature, mask, bias, state), save_states=True, block_sizes=_sizes()
+    )
+    return (out, *after), (w, temperature, mask, bias, saved)
+
+
+def _causal_statistics_backward(residuals, cotangents):
+    w, temperature, mask, bias, saved = residuals
+    out_bar, *state_bar = cotangents
+    w_bar, temperature_bar, bias_bar, before_bar = (
+        causal_statistics.causal_token_statistics_backward(
+            w, temperature, mask, bias, saved, out_bar, tuple(state_bar), block_sizes=_sizes()
+        )
+    )
+    return w_bar, temperature_bar, None, bias_bar, before_bar
+
+
+causal_token_statistics.defvjp(_causal_statistics_forward, _causal_statistics_backward)
