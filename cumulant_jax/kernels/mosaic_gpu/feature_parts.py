@@ -44,7 +44,22 @@ class FeatureParts:
         return len(self.values) * dim + self.constant
 
 
-def feature_parts(features: Features) -> FeatureParts | None:
+def feature_parts(features: Features) -> FeatureParts:
+    """The blocks of a feature map.
+
+    Raises:
+      NotImplementedError: no kernel supports it.
+    """
+    parts = find_parts(features)
+    if parts is None:
+        raise NotImplementedError(
+            "features of the mosaic_gpu kernels are monomials of order 2 to 4 without pairs, elu1, "
+            f"relu or exp, not {features}; use implementation='xla'."
+        )
+    return parts
+
+
+def find_parts(features: Features) -> FeatureParts | None:
     """The blocks of a feature map, or None where no kernel supports it."""
     if isinstance(features, PolynomialFeatures):
         if features.all_pairs or features.order < 2:

@@ -21,6 +21,7 @@ from cumulant_jax.kernels.moments import Features
 from cumulant_jax.kernels.mosaic_gpu.feature_parts import feature_parts
 from cumulant_jax.kernels.mosaic_gpu.layout import (
     COMPILER_PARAMS,
+    MATRIX,
     PER_COLUMN,
     PER_ROW,
     SUM_COLUMNS,
@@ -104,9 +105,9 @@ def fused_linear(
       value_dim + 1] about zero, or None.
     """
     scale = jnp.ones((query.shape[0], query.shape[2]), jnp.float32)
-    return _run_fused(
-        features, query, key, value, mask, scale, False, normalizer_eps, return_sums
-    )[:2]
+    return _run_fused(features, query, key, value, mask, scale, False, normalizer_eps, return_sums)[
+        :2
+    ]
 
 
 def centred_blocks(
@@ -161,7 +162,7 @@ def _run_fused(
     first_query = pivot_tiles + num_tiles
     steps = first_query + -(-num_queries // TILE)
     rows = mask_rows(mask, num_tiles * TILE)
-    if mask is None:
+    if rows is None:
         counts = jnp.full((batch, heads), num_keys, jnp.float32)
     else:
         counts = jnp.broadcast_to(jnp.sum(rows, axis=-1), (batch, heads))
@@ -253,6 +254,10 @@ def _run_fused(
                     mask = plgpu.load(mask_smem.at[tile], layout=PER_ROW)
                 values = value_tiles.prepare(value_smem.at[slot], work_smem.at[0], mask)
                 valid = valid_rows(tile * TILE, num_keys, mask)
+                if not parts.keep_zero:
+                    # Coordinates that do not exist must not count as features of zero.
+                    column = plgpu.broadcasted_iota(jnp.int32, SHAPE, 1, layout=MATRIX)
+                    valid = valid & (column < dim)
                 x = key_tiles.read(key_smem.at[slot], 0).astype(jnp.float32)
                 if centre:
                     pivot = plgpu.load(vectors.at[0], layout=PER_COLUMN)
@@ -300,7 +305,7 @@ def _run_fused(
         if mask_ref is not None:
             for tile in range(num_tiles):
                 tokens = pl.ds(tile * TILE, TILE)
-                mask_tile = mask_ref.at[b, 0 if rows.shape[1] == 1 else h, tokens]
+                mask_tile = mask_ref.at[b, 0 if mask_ref.shape[1] == 1 else h, tokens]
                 plgpu.copy_gmem_to_smem(mask_tile, mask_smem.at[tile], constants)
         for step in range(min(STAGES, steps)):
             load(np.int32(step), step)
@@ -326,10 +331,10 @@ def _run_fused(
             blocks = centred_blocks(
                 moments, totals[:count_parts], mean_value, at_least_one, scale_ref[b, h]
             )
-            total = count if reduction_is_sum else np.float32(1)
+            factor = count if reduction_is_sum else np.float32(1)
 
             def finish(out, phi):
-                return (out + along_columns(mean_value, SHAPE)) * total
+                return (out + along_columns(mean_value, SHAPE)) * factor
         else:
             # Means, not sums: float16 would overflow.
             blocks = [moment / at_least_one for moment in moments]
@@ -357,7 +362,7 @@ def _run_fused(
     arguments = [query, key, value, scale, counts, ones_operand(dtype)]
     if rows is not None:
         arguments.append(rows)
-    out, pivot, *sums = plgpu.kernel(
+    out, pivot, *written = plgpu.kernel(
         body,
         out_type=out_types,
         scratch_types=[
@@ -379,12 +384,13 @@ def _run_fused(
         compiler_params=COMPILER_PARAMS,
         kernel_name="fused_attention",
     )(*arguments)
+    sums = None
     if return_sums:
-        moments, feature_sums, value_sums = sums
+        moments, feature_sums, value_sums = written
         sums = jnp.concatenate(
             [moments[:, :, :, :dim, :value_dim], feature_sums[:, :, :, :dim, None]], axis=-1
         ).reshape(*per_head, -1, value_dim + 1)
         if parts.constant:
             last = jnp.concatenate([value_sums[..., :value_dim], counts[..., None]], axis=-1)
             sums = jnp.concatenate([sums, last[:, :, None]], axis=-2)
-    return out[..., :value_dim], sums if return_sums else None, pivot[..., :dim]
+    return out[..., :value_dim], sums, pivot[..., :dim]

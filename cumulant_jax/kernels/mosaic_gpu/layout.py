@@ -8,8 +8,10 @@ only its rows must be whole multiples of 16 bytes (see `token_tiles`).
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -51,19 +53,33 @@ def pad_last(x: jax.Array, size: int, axes: int = 1) -> jax.Array:
     return jnp.pad(x, widths) if any(high for _, high in widths) else x
 
 
-def operand(shape: Sequence[int], dtype) -> pl.MemoryRef:
-    """Shared memory that wgmma and TMA read: rows of 128 bytes, swizzled."""
-    columns = 128 // jnp.dtype(dtype).itemsize
-    transforms = (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(128))
+def shared_memory(
+    shape: Sequence[int], dtype, *, tiling: tuple[int, ...], swizzle: int
+) -> pl.MemoryRef:
+    """Shared memory whose last axes lie tile by tile, swizzled over `swizzle` bytes."""
+    transforms = (
+        plgpu.TilingTransform(tiling),  # pyright: ignore[reportAbstractUsage]
+        plgpu.SwizzleTransform(swizzle),  # pyright: ignore[reportAbstractUsage]
+    )
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
-def along_columns(vector: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def operand(shape: Sequence[int], dtype) -> pl.MemoryRef:
+    """Shared memory of 16-bit numbers that wgmma reads."""
+    return shared_memory(shape, dtype, tiling=(8, TILE), swizzle=2 * TILE)
+
+
+def total(terms: Iterable[jax.Array]) -> jax.Array:
+    """Adds up arrays."""
+    return functools.reduce(operator.add, terms)
+
+
+def along_columns(vector: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Broadcasts one number per column to a matrix."""
     return lax.broadcast_in_dim(vector, shape, [1])
 
 
-def along_rows(vector: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def along_rows(vector: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     """Broadcasts one number per row to a matrix."""
     return lax.broadcast_in_dim(vector, shape, [0])
 

@@ -160,7 +160,7 @@ def _run_moments(parts, key, value, rows, key_pivot, steps):
             key_tiles.load(key_ref, index, i * TILE, key_smem.at[slot], ready.at[slot])
             value_tiles.load(value_ref, index, j * chunk, value_smem.at[slot], ready.at[slot])
             if mask_ref is not None:
-                mask_tile = mask_ref.at[b, 0 if rows.shape[1] == 1 else h, tokens]
+                mask_tile = mask_ref.at[b, 0 if mask_ref.shape[1] == 1 else h, tokens]
                 plgpu.copy_gmem_to_smem(mask_tile, mask_smem.at[slot], ready.at[slot])
 
         plgpu.copy_gmem_to_smem(ones_ref, ones, constants)

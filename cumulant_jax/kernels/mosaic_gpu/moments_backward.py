@@ -29,6 +29,7 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     pad_last,
     split_tiles,
     stream,
+    total,
     transposed,
     valid_rows,
 )
@@ -105,7 +106,7 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
             key_tiles.load(key_ref, index, b * 0, key_smem.at[slot], ready.at[slot])
             value_tiles.load(value_ref, index, b * 0, value_smem.at[slot], ready.at[slot])
             if mask_ref is not None:
-                mask_head = 0 if rows.shape[1] == 1 else h
+                mask_head = 0 if mask_ref.shape[1] == 1 else h
                 plgpu.copy_gmem_to_smem(
                     mask_ref.at[b, mask_head, tokens], mask_smem.at[slot], ready.at[slot]
                 )
@@ -158,7 +159,7 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
             value_tiles.write_whole(value_bar_smem.at[0], value_bar.astype(dtype))
 
             for c in range(dims):
-                key_bar = None
+                terms = []
                 for p, derivative in enumerate(parts.derivatives):
 
                     def multiply_values(acc, c=c, p=p):
@@ -169,8 +170,8 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
                     phi_bar = pl.run_scoped(multiply_values, plgpu.ACC(shape)) * scale
                     added = plgpu.load(offset_smem.at[p, columns_of(c)], layout=PER_COLUMN)
                     term = (phi_bar + along_columns(added, shape)) * derivative(centred(c))
-                    key_bar = term if key_bar is None else key_bar + term
-                key_bar = jnp.where(valid, key_bar, 0.0).astype(dtype)
+                    terms.append(term)
+                key_bar = jnp.where(valid, total(terms), 0.0).astype(dtype)
                 key_tiles.write(key_bar_smem.at[0], c, key_bar)
             plgpu.commit_smem()
             index = (b, pl.ds(start, TILE), h)

@@ -31,6 +31,7 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     round_up,
     split_tiles,
     stream,
+    total,
 )
 from cumulant_jax.kernels.mosaic_gpu.token_tiles import TokenTiles, align_dim, aligned_dim
 
@@ -149,23 +150,21 @@ class QueryFeatures:
         """Adds features @ matrix to an accumulator."""
         for c in range(self.tiles.chunks):
             for p in range(len(self.parts.values)):
-                plgpu.wgmma(
-                    acc, self.operand(tile, phi_smem, p, c), blocks.at[p, columns_of(c)]
-                )
+                plgpu.wgmma(acc, self.operand(tile, phi_smem, p, c), blocks.at[p, columns_of(c)])
 
 
 def row_product(phi: list[jax.Array], weights, chunk: int) -> jax.Array:
     """Multiplies the features of one chunk, row by row, with a vector: [64] in float32."""
-    total = None
+    products = []
     for p, part in enumerate(phi):
         weight = plgpu.load(weights.at[p, columns_of(chunk)], layout=PER_COLUMN)
-        product = jnp.sum(part.astype(jnp.float32) * along_columns(weight, part.shape), axis=1)
-        total = product if total is None else total + product
-    return total
+        product = part.astype(jnp.float32) * along_columns(weight, part.shape)
+        products.append(jnp.sum(product, axis=1))
+    return total(products)
 
 
 def _run_read_out(parts, query, matrix, columns, normalizer_eps):
-    batch, length, heads, dim = query.shape
+    batch, length, heads, _ = query.shape
     dtype = query.dtype
     count, padded_dim, padded_columns = matrix.blocks.shape[2:]
     dims = padded_dim // TILE
@@ -208,12 +207,11 @@ def _run_read_out(parts, query, matrix, columns, normalizer_eps):
 
         def compute(step, slot, carry):
             plgpu.barrier_wait(ready.at[slot])
-            normalizer = None
+            normalizers = []
             for c in range(dims):
                 phi = query_features.compute(query_smem.at[slot], c, phi_smem)
                 if normalizer_ref is not None:
-                    partial = row_product(phi, normalizer_smem, c)
-                    normalizer = partial if normalizer is None else normalizer + partial
+                    normalizers.append(row_product(phi, normalizer_smem, c))
             plgpu.commit_smem()
 
             def multiply(acc):
@@ -221,8 +219,8 @@ def _run_read_out(parts, query, matrix, columns, normalizer_eps):
                 return acc[...]
 
             out = pl.run_scoped(multiply, plgpu.ACC(shape)) * scale + constant
-            if normalizer is not None:
-                out = out * along_rows(1 / (normalizer + normalizer_eps), shape)
+            if normalizers:
+                out = out * along_rows(1 / (total(normalizers) + normalizer_eps), shape)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             out_tiles.write_whole(out_smem.at[0], out.astype(dtype))
             plgpu.commit_smem()

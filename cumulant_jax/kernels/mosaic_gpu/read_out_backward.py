@@ -31,6 +31,7 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     operand,
     split_tiles,
     token_sum,
+    total,
     transposed,
 )
 from cumulant_jax.kernels.mosaic_gpu.read_out import (
@@ -135,11 +136,10 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
 
         def normalize(start, slot):
             """Turns the cotangent of the quotient into those of numerator and denominator."""
-            normalizer = None
+            normalizers = []
             for c in range(dims):
                 phi = whole_features.compute(whole_query.at[slot], c, whole_phi)
-                partial = row_product(phi, normalizer_smem, c)
-                normalizer = partial if normalizer is None else normalizer + partial
+                normalizers.append(row_product(phi, normalizer_smem, c))
             plgpu.commit_smem()
 
             def multiply(acc):
@@ -147,24 +147,25 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
                 return acc[...]
 
             row = plgpu.broadcasted_iota(jnp.int32, (TILE,), 0, layout=PER_ROW)
-            inverse = jnp.where(row < length - start, 1 / (normalizer + normalizer_eps), 0.0)
+            inverse = jnp.where(
+                row < length - start, 1 / (total(normalizers) + normalizer_eps), 0.0
+            )
             numerator = pl.run_scoped(multiply, plgpu.ACC(out_shape)) * scale
-            denominator_bar = None
+            products = []
             for c in range(out_tiles.chunks):
                 bar = out_tiles.read(out_bar_smem.at[slot], c).astype(jnp.float32)
                 bar = bar * along_rows(inverse, bar.shape)
                 # The scale of the matrix keeps the cotangent from vanishing in float16.
                 cotangent.at[slot][:, columns_of(c)] = (bar * scale).astype(dtype)
-                partial = jnp.sum(bar * numerator[:, c * TILE : (c + 1) * TILE], axis=1)
-                denominator_bar = partial if c == 0 else denominator_bar + partial
-            row_smem[slot] = -denominator_bar * inverse
+                products.append(jnp.sum(bar * numerator[:, c * TILE : (c + 1) * TILE], axis=1))
+            row_smem[slot] = -total(products) * inverse
 
         def pull_back_queries():
             for p in range(count):
                 plgpu.copy_gmem_to_smem(blocks_ref.at[b, m, p, here], blocks_smem.at[p], constants)
                 if need_all:
                     plgpu.copy_gmem_to_smem(blocks_ref.at[b, m, p], whole_blocks.at[p], constants)
-            if normalized:
+            if normalizer_ref is not None:
                 plgpu.copy_gmem_to_smem(normalizer_ref.at[b, m], normalizer_smem, constants)
             plgpu.copy_gmem_to_smem(ones_ref, ones, constants)
             for step in range(min(stages, steps)):
@@ -191,7 +192,7 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
                 if prepared:
                     plgpu.commit_smem()
                     plgpu.barrier_arrive(prepared_tile.at[slot])
-                query_bar = None
+                terms = []
                 for p, derivative in enumerate(parts.derivatives):
 
                     def multiply(acc, p=p):
@@ -207,10 +208,10 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
                     else:
                         phi_bar = phi_bar * scale
                     term = phi_bar * derivative(query_features.read(query_smem.at[slot], 0))
-                    query_bar = term if query_bar is None else query_bar + term
+                    terms.append(term)
                 plgpu.barrier_arrive(consumed.at[slot])
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                query_tiles.write(query_bar_smem.at[0], 0, query_bar.astype(dtype))
+                query_tiles.write(query_bar_smem.at[0], 0, total(terms).astype(dtype))
                 plgpu.commit_smem()
                 index = (b, pl.ds(start, TILE), h)
                 query_tiles.store(query_bar_ref, index, i * TILE, query_bar_smem.at[0])

@@ -26,7 +26,9 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
     operand,
     pad_last,
     round_up,
+    shared_memory,
 )
+
 
 def aligned_dim(dim: int) -> int:
     """The least dim that TMA can bring: a multiple of 8, above 64 of 16."""
@@ -76,8 +78,8 @@ class TokenTiles:
         """Shared memory for `stages` tiles."""
         if self.blocked:
             return operand((stages, TILE, self.width), self.dtype)
-        transforms = (plgpu.TilingTransform((self.unit,)), plgpu.SwizzleTransform(2 * self.unit))
-        return plgpu.SMEM((stages, self.chunks, TILE, TILE), self.dtype, transforms=transforms)
+        shape = (stages, self.chunks, TILE, TILE)
+        return shared_memory(shape, self.dtype, tiling=(self.unit,), swizzle=2 * self.unit)
 
     def rewritten(self, stages: int = 1) -> list[pl.MemoryRef]:
         """Shared memory for tiles rewritten as operands; nothing where they lie as such."""
@@ -97,8 +99,7 @@ class TokenTiles:
         if self.blocked:
             return [(ref.at[*index, pl.ds(start, self.width)], slot)]
         return [
-            (ref.at[*index, pl.ds(start + c * TILE, TILE)], slot.at[c])
-            for c in range(self.chunks)
+            (ref.at[*index, pl.ds(start + c * TILE, TILE)], slot.at[c]) for c in range(self.chunks)
         ]
 
     def read(self, slot, chunk: int) -> jax.Array:
