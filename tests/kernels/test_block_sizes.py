@@ -47,7 +47,7 @@ def test_a_damaged_table_is_named(monkeypatch, tmp_path, content):
     path = tmp_path / "damaged.json"
     path.write_text(content)
     monkeypatch.setenv(ENVIRONMENT_VARIABLE, str(path))
-    with pytest.raises(ValueError, match="damaged.json is no table of block sizes"):
+    with pytest.raises(ValueError, match=r"damaged.json is no table of block sizes"):
         tuned("xla", "cpu")
 
 

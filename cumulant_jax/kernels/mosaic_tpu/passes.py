@@ -8,14 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from cumulant_jax.kernels.device import Device, current_device
-from cumulant_jax.kernels.mosaic_tpu import causal_token_statistics as causal_statistics
-from cumulant_jax.kernels.mosaic_tpu import token_statistics as statistics
 from cumulant_jax.kernels.mosaic_tpu.body import lane_features
 from cumulant_jax.kernels.mosaic_tpu.causal import (
     causal_cumulant,
     causal_cumulant_backward,
     causal_linear,
     causal_linear_backward,
+)
+from cumulant_jax.kernels.mosaic_tpu.causal_token_statistics import (
+    causal_token_statistics as run_causal_statistics,
+)
+from cumulant_jax.kernels.mosaic_tpu.causal_token_statistics import (
+    causal_token_statistics_backward,
 )
 from cumulant_jax.kernels.mosaic_tpu.fused import (
     fused_cumulant,
@@ -27,6 +31,8 @@ from cumulant_jax.kernels.mosaic_tpu.layout import LANES
 from cumulant_jax.kernels.mosaic_tpu.moments import sum_moments, sum_moments_backward
 from cumulant_jax.kernels.mosaic_tpu.read_out import read_out, read_out_backward
 from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, block_sizes
+from cumulant_jax.kernels.mosaic_tpu.token_statistics import token_statistics as run_statistics
+from cumulant_jax.kernels.mosaic_tpu.token_statistics import token_statistics_backward
 from cumulant_jax.kernels.passes import Facts, Passes
 from cumulant_jax.kernels.reading import CumulantReading, Reading
 from cumulant_jax.kernels.token_statistics import StatisticsFacts
@@ -165,19 +171,17 @@ def _run_causal(reading: Reading, arrays, *, save_states: bool):
 @jax.custom_vjp
 def token_statistics(w: jax.Array, temperature: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Token statistics attention, see `token_statistics.attend`."""
-    return statistics.token_statistics(w, temperature, mask, block_sizes=_sizes())[0]
+    return run_statistics(w, temperature, mask, block_sizes=_sizes())[0]
 
 
 def _statistics_forward(w, temperature, mask):
-    out, sums = statistics.token_statistics(w, temperature, mask, block_sizes=_sizes())
+    out, sums = run_statistics(w, temperature, mask, block_sizes=_sizes())
     return out, (w, temperature, mask, sums)
 
 
 def _statistics_backward(residuals, out_bar):
     w, temperature, mask, sums = residuals
-    bars = statistics.token_statistics_backward(
-        w, temperature, mask, sums, out_bar, block_sizes=_sizes()
-    )
+    bars = token_statistics_backward(w, temperature, mask, sums, out_bar, block_sizes=_sizes())
     return *bars, None
 
 
@@ -187,13 +191,12 @@ token_statistics.defvjp(_statistics_forward, _statistics_backward)
 @jax.custom_vjp
 def causal_token_statistics(w, temperature, mask, bias, state) -> tuple[jax.Array, ...]:
     """Causal token statistics attention and its last state, see `token_statistics`."""
-    run = causal_statistics.causal_token_statistics
-    out, after, _ = run(w, temperature, mask, bias, state, block_sizes=_sizes())
+    out, after, _ = run_causal_statistics(w, temperature, mask, bias, state, block_sizes=_sizes())
     return out, *after
 
 
 def _causal_statistics_forward(w, temperature, mask, bias, state):
-    out, after, saved = causal_statistics.causal_token_statistics(
+    out, after, saved = run_causal_statistics(
         *(w, temperature, mask, bias, state), save_states=True, block_sizes=_sizes()
     )
     return (out, *after), (w, temperature, mask, bias, saved)
@@ -202,10 +205,8 @@ def _causal_statistics_forward(w, temperature, mask, bias, state):
 def _causal_statistics_backward(residuals, cotangents):
     w, temperature, mask, bias, saved = residuals
     out_bar, *state_bar = cotangents
-    w_bar, temperature_bar, bias_bar, before_bar = (
-        causal_statistics.causal_token_statistics_backward(
-            w, temperature, mask, bias, saved, out_bar, tuple(state_bar), block_sizes=_sizes()
-        )
+    w_bar, temperature_bar, bias_bar, before_bar = causal_token_statistics_backward(
+        w, temperature, mask, bias, saved, out_bar, tuple(state_bar), block_sizes=_sizes()
     )
     return w_bar, temperature_bar, None, bias_bar, before_bar
 
