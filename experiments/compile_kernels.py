@@ -4,16 +4,18 @@
 
 Runs in an environment with that chip's compiler, which has neither this project's data packages nor
 its figures. Standard input has one JSON object per line: kind, is_causal, batch, tokens, heads, dim
-and dtype. Each is traced as a program for the chip, forward and as a training step; every kernel in
-it is compiled by itself. Standard output has one JSON object per kernel, and one with a "reason" for
-a case that XLA serves or an "error" for one that fails; DIR/N holds what the compiler dumped of
-kernel N.
+and dtype. Each is traced as a program for the chip, forward and as a training step, and every
+kernel in it is compiled by itself. Standard output has one JSON object per kernel, one with a
+"reason" for a case that XLA serves, one with an "error" for a case that fails. DIR/N holds what the
+compiler dumped of kernel N.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import importlib.metadata
 import json
 import logging
 import math
@@ -41,8 +43,7 @@ def _prepare_gpu(dumps: Path) -> None:
 
 
 def _prepare_tpu(dumps: Path) -> None:
-    import libtpu
-
+    libtpu = importlib.import_module("libtpu")
     os.environ |= {
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -114,9 +115,7 @@ def _target(platform: str, topology: str):
     options = {}
     if platform == "cuda":
         options = {"target_config": CONFIG.read_text(encoding="utf-8"), "topology": "1x1x1"}
-    description = topologies.get_topology_desc(
-        platform=platform, topology_name=topology, **options
-    )
+    description = topologies.get_topology_desc(platform=platform, topology_name=topology, **options)
     return description.devices[0]
 
 
@@ -246,17 +245,17 @@ def _has_loop(jaxpr) -> bool:
 def _moved_bytes(grid_mapping, grid: list[int]) -> int:
     """What a pipelined kernel moves: a block each time that its index changes along the grid."""
     import jax
+    import jax.extend
     import numpy as np
 
     steps = np.indices(grid).reshape(len(grid), -1).T.astype(np.int32)
     total = 0
     for block in grid_mapping.block_mappings:
         mapping, array = block.index_map_jaxpr, block.array_aval
-        shape = [getattr(n, "block_size", n) or 1 for n in block.block_shape]
-        shape = [n if isinstance(n, int) else 1 for n in shape]
+        shape = [_block_size(n) for n in block.block_shape]
 
         def index_of(step, mapping=mapping):
-            return jax.core.eval_jaxpr(mapping.jaxpr, mapping.consts, *step)
+            return jax.extend.core.jaxpr_as_fun(mapping)(*step)
 
         indices = np.stack(jax.vmap(index_of)(steps), axis=-1)
         starts = indices * np.asarray(shape)
@@ -264,6 +263,12 @@ def _moved_bytes(grid_mapping, grid: list[int]) -> int:
         fetched = np.concatenate([[True], np.any(indices[1:] != indices[:-1], axis=-1)])
         total += int(sizes[fetched].sum()) * array.dtype.itemsize
     return total
+
+
+def _block_size(size) -> int:
+    """Along one axis; an axis that is squeezed away has 1."""
+    size = getattr(size, "block_size", size)
+    return size if isinstance(size, int) else 1
 
 
 def _compile(equation, target, dumps: Path, files: Path, keep) -> None:
@@ -277,8 +282,7 @@ def _compile(equation, target, dumps: Path, files: Path, keep) -> None:
 
     sharding = NamedSharding(Mesh(np.array([target]), ("x",)), PartitionSpec())
     arguments = [
-        jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, sharding=sharding)
-        for x in equation.invars
+        jax.ShapeDtypeStruct(x.aval.shape, x.aval.dtype, sharding=sharding) for x in equation.invars
     ]
     _empty(dumps)
     began = time.perf_counter()
@@ -286,7 +290,7 @@ def _compile(equation, target, dumps: Path, files: Path, keep) -> None:
     seconds = time.perf_counter() - began
     _empty(files)
     keep(dumps, files)
-    (files / "program.hlo").write_text(compiled.as_text(), encoding="utf-8")
+    (files / "program.hlo").write_text(compiled.as_text() or "", encoding="utf-8")
     print(f"{_name(equation)} {math.ceil(seconds)} s", file=sys.stderr, flush=True)
 
 
@@ -296,8 +300,6 @@ def _empty(directory: Path) -> None:
 
 
 def _versions() -> dict[str, str]:
-    import importlib.metadata
-
     names = ("jax", "jaxlib", "libtpu", "jax-cuda13-plugin", "nvidia-cuda-nvcc")
     found = {x.metadata["Name"].lower(): x.version for x in importlib.metadata.distributions()}
     return {name: found[name] for name in names if name in found}

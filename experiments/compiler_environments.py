@@ -68,8 +68,9 @@ def plan(
     Raises:
       FileNotFoundError: a given environment has no interpreter.
 
-    >>> plan(["tpu"], root=Path("no"), given={}, jax_version="0.12.0")[0].announcement
-    'installing jax[tpu]==0.12.0 flax>=0.12.10 numpy>=2.2 (about 1.2 GB) into the tpu ...no/tpu'
+    >>> [environment] = plan(["tpu"], root=Path("no"), given={}, jax_version="0.12.0")
+    >>> environment.requirements, environment.is_ready
+    (('jax[tpu]==0.12.0', 'flax>=0.12.10', 'numpy>=2.2'), False)
     """
     environments = []
     for platform in dict.fromkeys(platforms):

@@ -4,11 +4,12 @@
     python -m experiments.inspect_kernels --chips v5e --operations cumulant3,causal_linear
     python -m experiments.inspect_kernels --environment-cuda PATH --docs docs/kernels.md
 
-Prints, per kernel and shape: registers, spills, shared memory or VMEM, matrix and copy instructions,
-occupancy, bytes, FLOPs and the predicted share of the memory floor. Writes kernels.csv, kernels.md
-and what the compilers dumped into --directory; --docs puts the tables between the markers of a
-document and the CSV beside it. The compilers are installed once, into environments of their own
-under --environments (several GB, announced first). No accelerator is needed and none is used.
+Prints, per kernel and shape: registers, spills, shared memory or VMEM, matrix and copy
+instructions, occupancy, bytes, FLOPs and the predicted share of the memory floor. Writes
+kernels.csv, kernels.md and what the compilers dumped into --directory; --docs puts the tables
+between the markers of a document and the CSV beside it. The compilers are installed once, into
+environments of their own under --environments (several GB, announced first). No accelerator is
+needed and none is used.
 
 Exit code 1 where a kernel fails to compile or a GPU kernel spills registers.
 """
@@ -125,31 +126,29 @@ def _compile(
     files = directory.absolute() / chip.name
     shutil.rmtree(files, ignore_errors=True)
     files.mkdir(parents=True)
+    requests = files / "cases.jsonl"
+    requests.write_text("".join(f"{json.dumps(dataclasses.asdict(case))}\n" for case in cases))
     command = [str(environment.python), "-m", "experiments.compile_kernels"]
     command += ["--platform", chip.platform, "--topology", chip.topology]
-    variables = os.environ | {"PYTHONPATH": str(_REPOSITORY)}
-    with (files / "compiler.log").open("w", encoding="utf-8") as log:
+    with requests.open() as stdin, (files / "compiler.log").open("w") as log:
         process = subprocess.Popen(
             [*command, "--directory", str(files)],
-            stdin=subprocess.PIPE,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=log,
-            text=True,
             cwd=_REPOSITORY,
-            env=variables,
+            env=os.environ | {"PYTHONPATH": str(_REPOSITORY)},
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            process.stdin.write("".join(f"{json.dumps(dataclasses.asdict(c))}\n" for c in cases))
-            process.stdin.close()
-            for line in process.stdout:
-                yield json.loads(line)
-        finally:
-            process.kill() if sys.exc_info()[0] else None
-            code = process.wait()
-    if code:
-        raise OSError(f"the compiler of {chip.label} stopped with {code}; see {log.name}.")
+        with process:
+            try:
+                yield from map(json.loads, process.stdout or ())
+            except BaseException:
+                process.kill()
+                raise
+    if process.returncode:
+        raise OSError(
+            f"the compiler of {chip.label} stopped with {process.returncode}; see {log.name}."
+        )
 
 
 def _named(chip: Chip, versions: dict[str, str]) -> dict[str, str]:

@@ -14,7 +14,7 @@ _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _STATIC_SHARED = re.compile(r"(\d+) bytes smem")
 _MAXIMUM_THREADS = re.compile(r"^\.(?:maxntid|reqntid) (\d+)(?:, (\d+), (\d+))?", re.MULTILINE)
 _DYNAMIC_SHARED = re.compile(r"dynamic_shared_memory_size (%\w+)")
-_VMEM = re.compile(r'"used_scoped_memory_configs":\[([^\]]*)\]')
+_VMEM = re.compile(r'"tpu_custom_call".*"used_scoped_memory_configs":\[([^\]]*)\]')
 _VMEM_SIZE = re.compile(r'"memory_space":"1"[^}]*"size":"(\d+)"')
 
 # Instructions by what is looked for: products of a warpgroup, and bulk copies by the TMA unit.

@@ -99,7 +99,7 @@ def operation_table(
 
 def _table(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
     rule = ["---" if name in _TEXT_COLUMNS else "---:" for name in head]
-    return [f"| {' | '.join(line)} |" for line in (head, rule, *cells)] + [""]
+    return [*(f"| {' | '.join(line)} |" for line in (head, rule, *cells)), ""]
 
 
 def report(
