@@ -56,7 +56,7 @@ def cumulant_attention(
       is_causal: query t attends to keys up to t: means, centring and sums all run over those. In
         linear time too, chunk by chunk.
       scale: factor on the queries; None for D ** -0.5.
-      implementation: None (the best for this device) or "xla".
+      implementation: None (the best for this device), "xla", "mosaic_gpu" or "mosaic_tpu".
       order: 1 (mean of the values), 2 (covariance), 3 (third cumulant), 4 (fourth, diagonal).
       offdiagonal: with order 3, the full third cumulant ½ Σ_ij q_i q_j E[κ_i κ_j ν]: the exact
         second-order Taylor polynomial of softmax attention, at D/2 times the cost.

@@ -61,7 +61,7 @@ def linear_attention(
       key_value_seq_lengths: int [*batch]; keys at and beyond the length are masked.
       is_causal: query t attends to keys up to t, in linear time too.
       scale: factor on the queries before φ; None for D ** -0.5.
-      implementation: None (the best for this device) or "xla".
+      implementation: None (the best for this device), "xla", "mosaic_gpu" or "mosaic_tpu".
       feature_map: "elu1" (elu + 1), "relu", "exp", or a function from [..., dim] to
         [..., features] with non-negative results.
       eps: added to the denominator.

@@ -53,7 +53,7 @@ def token_statistics_attention(
         positions, which differ from row to row where padding stands on the left.
       initial_state: with is_causal, what an earlier call returned: its tokens come before these.
       return_state: with is_causal, whether to return the state after the last token as well.
-      implementation: None (the best for this device) or "xla".
+      implementation: None (the best for this device), "xla", "mosaic_gpu" or "mosaic_tpu".
 
     Returns:
       [*batch, T, H, D] in the dtype of `w`. An all-zero input gives zeros and finite gradients.

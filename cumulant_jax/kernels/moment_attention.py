@@ -58,7 +58,7 @@ def moment_attention(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend(forward: _Forward, *inputs):
-    return run(forward, *inputs)[0]
+    return run(dataclasses.replace(forward, keep=False), *inputs)[0]
 
 
 def _attend_forward(forward, *inputs):
@@ -81,11 +81,12 @@ class _Operation(passes.MomentOperation):
     """query, key, value, scale, [mask], ...
 
     Attributes:
-      fused: whether one pass does all of it, unless a mesh splits the tokens: then nothing but the
-        inputs is kept for the backward pass.
+      fused: whether one pass does all of it, unless a mesh splits the tokens.
+      keep: whether the forward pass returns the moments that the backward pass uses.
     """
 
     fused: bool
+    keep: bool = True
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -93,8 +94,9 @@ class _Operation(passes.MomentOperation):
 
     @property
     def moments(self) -> tuple[str, ...]:
-        """Sums, key pivot and value pivot, where these are kept."""
-        return () if self.fused else ("bkfc", "bkd", "bkv")
+        """Sums, key pivot and value pivot, where these are kept: one pass makes them anew."""
+        fused_backward = self.fused and self.passes.fused_backward is not None
+        return () if fused_backward or not self.keep else ("bkfc", "bkd", "bkv")
 
     def sum_moments(self, token_axes, key, value, mask):
         """The sums, key pivot and value pivot over the tokens of all shards."""
@@ -121,7 +123,8 @@ class _Forward(_Operation):
         mask = others[0] if self.mask else None
         reading, core, token_axes = self.reading, self.passes, axes.get("s", ())
         if self.fused and core.fused is not None and not token_axes:
-            return (core.fused(reading, query, key, value, mask, scale),)
+            fused = core.fused(reading, query, key, value, mask, scale, keep=self.keep)
+            return fused[: len(self.outputs)]
         moments = self.sum_moments(token_axes, key, value, mask)
         matrix = reading.matrix(moments[0], moments[2], scale, dim=key.shape[-1])
         eps = reading.normalizer_eps

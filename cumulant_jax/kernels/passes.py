@@ -82,9 +82,10 @@ class Passes:
       read_out_backward: as `moments.read_out_backward`.
       causal: as `causal.causal_read_out`, and JAX can differentiate it.
       fits: fits(facts), whether sequences are so short that `fused` serves.
-      fused: fused(reading, query, key, value, mask, scale) -> out, all in one pass.
-      fused_backward: fused_backward(reading, query, key, value, mask, scale, out_bar) -> the
-        cotangents of query, key, value and scale.
+      fused: fused(reading, query, key, value, mask, scale, keep=...) -> out and, where `keep` and
+        there is no `fused_backward`, sums, key pivot and value pivot, all in one pass.
+      fused_backward: None, or fused_backward(reading, query, key, value, mask, scale, out_bar) ->
+        the cotangents of query, key, value and scale.
     """
 
     sum_moments: Callable
@@ -93,7 +94,7 @@ class Passes:
     read_out_backward: Callable
     causal: Callable
     fits: Callable[[Facts], bool]
-    fused: Callable[..., jax.Array] | None = None
+    fused: Callable[..., tuple[jax.Array, ...]] | None = None
     fused_backward: Callable[..., tuple[jax.Array, ...]] | None = None
 
 

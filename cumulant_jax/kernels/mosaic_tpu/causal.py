@@ -31,7 +31,7 @@ from cumulant_jax.kernels.mosaic_tpu.causal_plan import (
 )
 from cumulant_jax.kernels.mosaic_tpu.chunk import Cumulant, Linear
 from cumulant_jax.kernels.mosaic_tpu.moments import token_count
-from cumulant_jax.kernels.mosaic_tpu.tiling import DEFAULT_SIZES, BlockSizes, call
+from cumulant_jax.kernels.mosaic_tpu.tiling import DEFAULT_SIZES, VMEM_BYTES, BlockSizes, call
 
 
 def causal_cumulant(
@@ -216,6 +216,7 @@ def _forward(rule: Rule, query, key, value, mask, state, save_states: bool, size
         sequential=1,
         scratch_shapes=(scratch(plan),),
         flops=plan.flops,
+        vmem_bytes=VMEM_BYTES,
     )(*operands, moments)
     count = None
     if rule.features.constant:
@@ -248,6 +249,7 @@ def _backward(rule: Rule, query, key, value, mask, state, states, out_bar, sums_
         sequential=1,
         scratch_shapes=(scratch(plan), scratch(plan, tiling.tokens // plan.chunk)),
         flops=3 * plan.flops,
+        vmem_bytes=VMEM_BYTES,
     )(*operands, states, query_lanes(out_bar, layout.head_value_lanes), after_bar)
     count = jnp.zeros(()) if rule.features.constant else None
     return (

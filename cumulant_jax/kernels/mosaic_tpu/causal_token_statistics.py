@@ -28,7 +28,13 @@ from cumulant_jax.kernels.mosaic_tpu.memberships import (
     to_heads,
     valid_tokens,
 )
-from cumulant_jax.kernels.mosaic_tpu.tiling import DEFAULT_SIZES, SUBLANES, BlockSizes, call
+from cumulant_jax.kernels.mosaic_tpu.tiling import (
+    DEFAULT_SIZES,
+    SUBLANES,
+    VMEM_BYTES,
+    BlockSizes,
+    call,
+)
 from cumulant_jax.kernels.mosaic_tpu.token_statistics import Statistics, tokens_per_block
 
 _ENERGY_FLOOR = 1e-12
@@ -76,6 +82,7 @@ def causal_token_statistics(
         sequential=1,
         scratch_shapes=(plan.scratch(),),
         flops=(4 * LANES + 8 * plan.chunk) * tokens.size,
+        vmem_bytes=VMEM_BYTES,
     )(*operands, before)
     after = _state_arrays(after, w)
     return out.reshape(w.shape), after, saved[0] if save_states else None
@@ -131,6 +138,7 @@ def causal_token_statistics_backward(
         sequential=1,
         scratch_shapes=(plan.scratch(),),
         flops=3 * (4 * LANES + 8 * plan.chunk) * tokens.size,
+        vmem_bytes=VMEM_BYTES,
     )(*operands, states, out_bar.reshape(tokens.shape), after_bar)
     bias_bar = None
     if bias is not None:
@@ -232,8 +240,11 @@ def _operands(w, temperature, mask, bias, sizes: BlockSizes, *, reverse: bool):
 def _state_rows(state) -> Statistics:
     energy, weighted, membership = (x.astype(jnp.float32) for x in state)
     batch = energy.shape[0]
-    rows = (x.reshape(batch, 1, -1) for x in (energy, weighted))
-    return Statistics(*rows, per_head_row(membership)[:, None])
+    return Statistics(
+        energy.reshape(batch, 1, -1),
+        weighted.reshape(batch, 1, -1),
+        per_head_row(membership)[:, None],
+    )
 
 
 def _state_arrays(rows: Statistics, w: jax.Array):
@@ -285,7 +296,9 @@ def _inputs(plan: Plan, index, w_ref, biases):
     return w_ref[0, rows].astype(jnp.float32), biases[0][rows] if biases else None
 
 
-def _forward_kernel(plan: Plan, w_ref, temperature, masks, biases, before, out, after, saved, state):
+def _forward_kernel(
+    plan: Plan, w_ref, temperature, masks, biases, before, out, after, saved, state
+):
     @pl.when(pl.program_id(1) == 0)
     def _():
         for ref, x in zip(state, before, strict=True):

@@ -100,13 +100,14 @@ def _fits(facts: Facts) -> bool:
     return max(facts.queries, facts.keys) <= LONGEST_FUSED
 
 
-def _fused(reading: Reading, query, key, value, mask, scale) -> jax.Array:
+def _fused(reading: Reading, query, key, value, mask, scale, *, keep: bool):
+    del keep  # the backward pass makes the moments anew
     arrays = (reading.features, query, key, value, mask)
     if isinstance(reading, CumulantReading):
         options = {"reduction_is_sum": reading.reduction_is_sum, "block_sizes": _sizes()}
-        return fused_cumulant(*arrays, scale, **options)
+        return (fused_cumulant(*arrays, scale, **options),)
     eps = reading.normalizer_eps
-    return fused_linear(*arrays, normalizer_eps=eps, block_sizes=_sizes())
+    return (fused_linear(*arrays, normalizer_eps=eps, block_sizes=_sizes()),)
 
 
 def _fused_backward(reading: Reading, query, key, value, mask, scale, out_bar):

@@ -29,7 +29,13 @@ from cumulant_jax.kernels.mosaic_tpu.memberships import (
     to_heads,
     valid_tokens,
 )
-from cumulant_jax.kernels.mosaic_tpu.tiling import DEFAULT_SIZES, SUBLANES, BlockSizes, call
+from cumulant_jax.kernels.mosaic_tpu.tiling import (
+    DEFAULT_SIZES,
+    SUBLANES,
+    VMEM_BYTES,
+    BlockSizes,
+    call,
+)
 
 _ENERGY_FLOOR = 1e-24
 
@@ -79,6 +85,7 @@ def token_statistics(
         out_specs=(plan.per_token(from_phase=2), plan.rows()),
         sequential=2,
         flops=4 * LANES * tokens.size,
+        vmem_bytes=VMEM_BYTES,
     )(*operands)
     return out.reshape(w.shape), statistics
 
@@ -119,6 +126,7 @@ def token_statistics_backward(
         sequential=2,
         scratch_shapes=[pltpu.VMEM((1, width), jnp.float32) for _ in range(2)],
         flops=12 * LANES * tokens.size,
+        vmem_bytes=VMEM_BYTES,
     )(*operands, out_bar.reshape(tokens.shape), statistics)
     return w_bar.reshape(w.shape), jnp.sum(temperature_bar[:, 0, : plan.heads], axis=0)
 
