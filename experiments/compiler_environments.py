@@ -101,8 +101,8 @@ def create(environment: Environment, say: Say) -> None:
     if environment.is_ready:
         return
     _run([sys.executable, "-m", "venv", "--clear", str(environment.path)], environment)
-    pip = [str(environment.python), "-m", "pip", "--disable-pip-version-check", "install"]
-    _run([*pip, "--progress-bar", "off", *environment.requirements], environment)
+    pip = [str(environment.python), "-m", "pip", "install", "--quiet"]
+    _run([*pip, "--disable-pip-version-check", *environment.requirements], environment)
     installed = environment.path / _INSTALLED
     installed.write_text("\n".join(environment.requirements) + "\n")
     say(f"installed {environment.path}")

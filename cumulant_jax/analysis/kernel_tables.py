@@ -138,12 +138,12 @@ def report(
 
 
 def put_between_markers(document: str, lines: Sequence[str]) -> str:
-    """The document with what stands between the markers replaced.
+    r"""The document with what stands between the markers replaced.
 
     Raises:
       ValueError: it lacks the markers, or has them in the wrong order.
 
-    >>> put_between_markers(f"a\\n{BEGIN}\\nold\\n{END}\\nb\\n", ["new"]).splitlines()[1:4]
+    >>> put_between_markers(f"a\n{BEGIN}\nold\n{END}\nb\n", ["new"]).splitlines()[1:4]
     ['<!-- inspect-kernels: begin -->', 'new', '<!-- inspect-kernels: end -->']
     """
     before, begin, rest = document.partition(BEGIN)
