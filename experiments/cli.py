@@ -36,12 +36,15 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(f"{message} (see --help).")
 
 
-def make_parser(description: str | None, *, config: bool = True) -> argparse.ArgumentParser:
+def make_parser(
+    description: str | None, *, config: bool = True, directory: Path | None = None
+) -> argparse.ArgumentParser:
     """Makes a parser with --directory, --traceback and, unless `config` is False, --config.
 
     Args:
       description: the text of --help; pass the module's `__doc__`.
       config: whether the command takes `--config file.py[:arguments]` and `--config.key=value`.
+      directory: the default of `--directory`, which must be given where this is None.
     """
     parser = _Parser(
         description=description,
@@ -55,7 +58,13 @@ def make_parser(description: str | None, *, config: bool = True) -> argparse.Arg
             metavar="FILE.py[:KEY=VALUE,…]",
             help="the config file and its arguments; --config.KEY=VALUE overrides a key",
         )
-    parser.add_argument("--directory", type=Path, required=True, help="the run directory")
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        required=directory is None,
+        default=directory,
+        help="the run directory" if directory is None else f"what is written (default {directory})",
+    )
     parser.add_argument(
         "--traceback", action="store_true", help="show where an error was raised, for reporting it"
     )
