@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from cumulant_jax.kernels.device import Device, current_device
-from cumulant_jax.kernels.mosaic_tpu.body import lane_features
+from cumulant_jax.kernels.mosaic_tpu import support
 from cumulant_jax.kernels.mosaic_tpu.causal import (
     causal_cumulant,
     causal_cumulant_backward,
@@ -27,7 +27,6 @@ from cumulant_jax.kernels.mosaic_tpu.fused import (
     fused_linear,
     fused_linear_backward,
 )
-from cumulant_jax.kernels.mosaic_tpu.layout import LANES
 from cumulant_jax.kernels.mosaic_tpu.moments import sum_moments, sum_moments_backward
 from cumulant_jax.kernels.mosaic_tpu.read_out import read_out, read_out_backward
 from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, block_sizes
@@ -37,41 +36,59 @@ from cumulant_jax.kernels.passes import Facts, Passes
 from cumulant_jax.kernels.reading import CumulantReading, Reading
 from cumulant_jax.kernels.token_statistics import StatisticsFacts
 
-DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float32"))
 OLD_CHIPS = ("v2", "v3")
-LONGEST_FUSED = 512
-WIDEST = 256
+
+#: What `experiments.benchmark --tune` tries.
+CANDIDATES = {
+    "tokens": (256, 512, 1024),
+    "lanes": (256, 512, 1024),
+    "causal_tokens": (512, 1024, 2048),
+    "causal_lanes": (128, 256, 512),
+    "chunk": (64, 128, 256),
+}
 
 
 def unsupported(facts: Facts, device: Device) -> str | None:
     """Why the TPU kernels cannot serve a call, None where they can."""
-    if any(old in device.kind for old in OLD_CHIPS):
-        return f"needs a TPU v4 or later, and this is a {device.kind}"
-    if facts.is_symbolic:
-        return "needs sizes that are known, and some are symbolic or zero"
-    if len(set(facts.dtypes)) > 1 or facts.dtypes[0] not in DTYPES:
+    if len(set(facts.dtypes)) > 1:
         names = ", ".join(map(str, facts.dtypes))
-        return f"needs query, key and value all bfloat16 or all float32, not {names}"
-    if lane_features(facts.reading.features) is None:
-        return "has no kernel for these features, which XLA's matrix products serve as well"
-    if max(facts.dim, facts.value_dim) > WIDEST:
-        return f"takes head dims up to {WIDEST}, not {max(facts.dim, facts.value_dim)}"
-    return None
+        return f"needs query, key and value of one dtype, not {names}"
+    if facts.is_causal and facts.queries == 1:
+        return "has nothing to gain in a step of one token"
+    operation = "causal" if facts.is_causal else "moments"
+    return _wrong_call(facts, device) or _reason(operation, facts)
 
 
 def unsupported_statistics(facts: StatisticsFacts, device: Device) -> str | None:
     """Why the TPU kernels cannot serve token statistics, None where they can."""
+    if facts.bias_per_row:
+        return "takes one denominator_bias for all examples"
+    reason = support.unsupported(
+        "token_statistics", dtypes=[facts.dtype], heads=facts.heads, dim=facts.dim
+    )
+    return _wrong_call(facts, device) or (reason and f"does not take {reason}")
+
+
+def _wrong_call(facts: Facts | StatisticsFacts, device: Device) -> str | None:
     if any(old in device.kind for old in OLD_CHIPS):
         return f"needs a TPU v4 or later, and this is a {device.kind}"
     if facts.is_symbolic:
         return "needs sizes that are known, and some are symbolic or zero"
-    if facts.dtype not in DTYPES:
-        return f"needs bfloat16 or float32, not {facts.dtype}"
-    if facts.heads > LANES:
-        return f"takes up to {LANES} heads, not {facts.heads}"
-    if facts.bias_per_row:
-        return "takes one denominator_bias for all examples"
     return None
+
+
+def _reason(operation: str, facts: Facts) -> str | None:
+    reason = support.unsupported(
+        operation,
+        dtypes=facts.dtypes,
+        heads=facts.heads,
+        dim=facts.dim,
+        value_dim=facts.value_dim,
+        key_heads=facts.key_heads,
+        tokens=max(facts.queries, facts.keys),
+        features=facts.reading.features,
+    )
+    return reason and f"does not take {reason}"
 
 
 def passes() -> Passes:
@@ -101,9 +118,7 @@ def _sized(function):
 
 def _fits(facts: Facts) -> bool:
     """Whether all tokens of a head fit in VMEM."""
-    if facts.queries is None or facts.keys is None or facts.heads != facts.key_heads:
-        return False
-    return max(facts.queries, facts.keys) <= LONGEST_FUSED
+    return _reason("fused", facts) is None
 
 
 def _fused(reading: Reading, query, key, value, mask, scale, *, keep: bool):
