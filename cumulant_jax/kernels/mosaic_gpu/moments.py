@@ -8,8 +8,8 @@ the centred ones would.
 
 Rounding key − pivot shifts all keys of one binade alike, so the sum of the features may be off by a
 common shift of up to half a unit in the last place. The centred moments do not see it: their mean
-is that of the same rounded features. In float16 a square overflows where a key is more than 255 from
-the pivot, a cube at 40.
+is that of the same rounded features. In float16 a square overflows where a key is more than 255
+from the pivot, a cube at 40.
 """
 
 from __future__ import annotations
