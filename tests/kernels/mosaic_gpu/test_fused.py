@@ -14,6 +14,7 @@ from cumulant_jax.kernels import (
     sum_moments,
 )
 from cumulant_jax.kernels.mosaic_gpu import fused_cumulant, fused_linear
+from tests.kernels.case_id import case_id
 
 SECOND, THIRD, FOURTH = (PolynomialFeatures(order) for order in (2, 3, 4))
 
@@ -78,13 +79,13 @@ def _check(case, draw, in_float64, assert_close):
         assert not np.any(np.asarray(key_pivot)[:, 0])
 
 
-@pytest.mark.parametrize("case", CUMULANTS, ids=str)
+@pytest.mark.parametrize("case", CUMULANTS, ids=case_id)
 def test_cumulants(case, interpreter, draw, in_float64, assert_close):
     _check(case, draw, in_float64, assert_close)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ALL_CUMULANTS, ids=str)
+@pytest.mark.parametrize("case", ALL_CUMULANTS, ids=case_id)
 def test_cumulants_in_all_shapes(case, interpreter, draw, in_float64, assert_close):
     _check(case, draw, in_float64, assert_close)
 

@@ -8,6 +8,7 @@ import pytest
 from cumulant_jax.kernels import PolynomialFeatures, elu1
 from cumulant_jax.kernels import sum_moments as xla_sum_moments
 from cumulant_jax.kernels.mosaic_gpu import split_moments, sum_moments, sum_moments_backward
+from tests.kernels.case_id import case_id
 
 ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 SECOND, THIRD, FOURTH = (PolynomialFeatures(order) for order in (2, 3, 4))
@@ -110,13 +111,13 @@ def _check(case, draw, in_float64, assert_close):
             assert not np.any(np.asarray(jnp.where(x.mask[..., None], 0, bar)))
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_moments_and_their_gradients(case, interpreter, draw, in_float64, assert_close):
     _check(case, draw, in_float64, assert_close)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", ALL, ids=case_id)
 def test_moments_and_their_gradients_in_all_shapes(
     case, interpreter, draw, in_float64, assert_close
 ):

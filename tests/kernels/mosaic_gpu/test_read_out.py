@@ -8,6 +8,7 @@ import pytest
 from cumulant_jax.kernels import PolynomialFeatures, elu1
 from cumulant_jax.kernels import read_out as xla_read_out
 from cumulant_jax.kernels.mosaic_gpu import read_out, read_out_backward
+from tests.kernels.case_id import case_id
 
 SECOND, THIRD, FOURTH = (PolynomialFeatures(order) for order in (2, 3, 4))
 
@@ -78,13 +79,13 @@ def _check(case, draw, in_float64, assert_close):
     assert_close(dtype, **pairs)
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_read_out_and_its_gradients(case, interpreter, draw, in_float64, assert_close):
     _check(case, draw, in_float64, assert_close)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ALL, ids=str)
+@pytest.mark.parametrize("case", ALL, ids=case_id)
 def test_read_out_and_its_gradients_in_all_shapes(
     case, interpreter, draw, in_float64, assert_close
 ):

@@ -7,14 +7,9 @@ import jax.numpy as jnp
 import pytest
 
 from cumulant_jax import kernels as xla
-from cumulant_jax.kernels import (
-    MomentState,
-    PolynomialFeatures,
-    causal_read_out,
-    effective_features,
-    elu1,
-)
+from cumulant_jax.kernels import CumulantReading, NormalizedReading, PolynomialFeatures, elu1
 from cumulant_jax.kernels import mosaic_tpu as tpu
+from cumulant_jax.kernels.causal import causal_read_out
 from tests.kernels.mosaic_tpu.interpreted import (
     check,
     interpreted,
@@ -30,28 +25,11 @@ WHOLE = tpu.BlockSizes()
 
 
 def _truth(features, reduction, mask, pivots, query, key, value, sums, scale):
-    key_pivot, value_pivot = pivots
-    polynomial = isinstance(features, PolynomialFeatures)
-
-    def effective(query, feature_sums):
-        if not polynomial:
-            return features(query)
-        count = jnp.maximum(feature_sums[..., -1:], 1)
-        out = effective_features(
-            features,
-            query,
-            feature_sums / count,
-            dim=key.shape[-1],
-            scale=scale[..., None, None, None],
-        )
-        return out if reduction == "sum" else out / count
-
-    state = MomentState(sums, key_pivot, value_pivot)
-    out, state = causal_read_out(features, effective, query, key, value, mask, state)
-    if polynomial:
-        pivot = jnp.repeat(value_pivot, query.shape[2] // key.shape[2], axis=1)[:, None]
-        return out[..., :-1] + out[..., -1:] * pivot, state.sums
-    return out[..., :-1] / (out[..., -1:] + 1e-6), state.sums
+    if isinstance(features, PolynomialFeatures):
+        reading = CumulantReading(features, reduction_is_sum=reduction == "sum")
+    else:
+        reading = NormalizedReading(features, normalizer_eps=1e-6)
+    return causal_read_out(reading, query, key, value, mask, scale, sums, *pivots)
 
 
 # batch, tokens, key heads, query heads of each, dim, value_dim, dtype, features, mask, reduction,
