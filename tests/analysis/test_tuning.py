@@ -38,5 +38,5 @@ def test_a_gain_within_the_noise_changes_nothing():
 
 
 def test_a_start_that_cannot_run_is_an_error():
-    with pytest.raises(RuntimeError, match="to begin with.*does not fit"):
+    with pytest.raises(RuntimeError, match=r"to begin with.*does not fit"):
         tune(CANDIDATES, bowl, start={"tokens": 512, "lanes": 256})

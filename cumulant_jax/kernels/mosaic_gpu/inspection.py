@@ -75,6 +75,7 @@ _LONG = (
     _Shape(3, 64, 197, 12, 64, 64),
     _Shape(3, 8, 4096, 16, 48, 24),
     _Shape(3, 8, 4096, 16, 96, 96, masked=True),
+    _Shape(3, 8, 4096, 16, 80, 128, masked=True),
     _Shape(3, 8, 4096, 16, 128, 128, masked=True),
     _Shape(3, 8, 1025, 16, 128, 128, masked=True),
     _Shape(4, 8, 4096, 12, 64, 64),

@@ -20,6 +20,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from cumulant_jax.kernels.block_sizes import tuned
+from cumulant_jax.kernels.device import current_device
+
 TILE = 64
 # TMA wants strides in multiples of 16 bytes: 8 elements of 16 bits.
 ALIGNMENT = 8
@@ -154,8 +157,8 @@ def split_tiles(tiles: int, independent: int, *, blocks: int, fewest: int) -> tu
     Args:
       tiles: tiles of tokens per head.
       independent: rows of tiles (batch times heads, and chunks of these).
-      blocks: thread blocks that fill the chip.
-      fewest: tiles below which a thread block is not worth its start.
+      blocks: thread blocks that fill the chip; what was tuned for this one goes before it.
+      fewest: tiles below which a thread block is not worth its start; likewise.
 
     Returns:
       The number of splits and the tiles of each.
@@ -165,6 +168,8 @@ def split_tiles(tiles: int, independent: int, *, blocks: int, fewest: int) -> tu
     >>> split_tiles(4, 3072, blocks=396, fewest=4)
     (1, 4)
     """
+    sizes = tuned("mosaic_gpu", current_device().kind)
+    blocks, fewest = sizes.get("blocks", blocks), sizes.get("fewest_tiles", fewest)
     splits = max(min(-(-blocks // independent), tiles // fewest), 1)
     steps = -(-tiles // splits)
     return -(-tiles // steps), steps

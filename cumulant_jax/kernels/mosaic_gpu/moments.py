@@ -5,6 +5,11 @@ the features, formed in float32 about the pivot and rounded to 16 bits, are the 
 of a wgmma, and the values go from TMA to the tensor core as they are. Values are not centred
 first: the pivot is taken off the sums in float32, which for 16-bit values loses less than rounding
 the centred ones would.
+
+Rounding key − pivot shifts all keys of one binade alike, so the sum of the features may be off by a
+common shift of up to half a unit in the last place. The centred moments do not see it: their mean is
+that of the same rounded features. In float16 a square overflows where a key is more than 255 from
+the pivot, a cube at 40.
 """
 
 from __future__ import annotations

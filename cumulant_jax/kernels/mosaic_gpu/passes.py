@@ -23,6 +23,9 @@ from cumulant_jax.kernels.passes import Facts, Passes
 from cumulant_jax.kernels.reading import CumulantReading, Reading
 from cumulant_jax.kernels.token_statistics import StatisticsFacts
 
+#: What `experiments.benchmark --tune` tries.
+CANDIDATES = {"blocks": (132, 264, 396, 528, 792), "fewest_tiles": (2, 4, 8)}
+
 
 def unsupported(facts: Facts, device: Device) -> str | None:
     """Why the GPU kernels cannot serve a call, None where they can."""

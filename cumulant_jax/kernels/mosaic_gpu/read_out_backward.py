@@ -175,13 +175,16 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
             def compute(step, carry):
                 step = lax.convert_element_type(step, jnp.int32)
                 slot = lax.rem(step, np.int32(stages))
-                refill = step + (stages - 1)
+                free = lax.rem(step + (stages - 1), np.int32(stages))
 
-                @pl.when((step > 0) & (refill < steps))
+                # The tile before this one is done with once both warpgroups are.
+                @pl.when(step > 0)
                 def _():
-                    free = lax.rem(refill, np.int32(stages))
                     plgpu.barrier_wait(consumed.at[free])
-                    load(refill, free)
+
+                    @pl.when(step + (stages - 1) < steps)
+                    def _():
+                        load(step + (stages - 1), free)
 
                 plgpu.barrier_wait(ready.at[slot])
                 start = first + step * TILE
@@ -218,6 +221,7 @@ def _run_backward(parts, query, matrix, normalizer_eps, out_bar):
                 return carry
 
             lax.fori_loop(0, steps, compute, None)
+            plgpu.barrier_wait(consumed.at[(steps - 1) % stages])
 
         def sum_over_tokens(*accumulators):
             blocks_bar, out_bar_sum = accumulators[:count], accumulators[count:]

@@ -13,7 +13,8 @@ from cumulant_jax.kernels.mosaic_gpu.feature_parts import find_parts
 DTYPES = ("bfloat16", "float16")
 LONGEST_FUSED = 512
 
-# The largest dim of keys and of values; three blocks of features (order 4) fill the registers.
+# The largest dim of keys and of values. Three blocks of features (order 4) or the normalizer of
+# linear attention take registers that wider tiles would need.
 _LARGEST_DIM = {
     "sum_moments": 256,
     "read_out": 256,
@@ -23,6 +24,7 @@ _LARGEST_DIM = {
     "fused_linear": 64,
 }
 _LARGEST_DIM_ORDER_4 = 64
+_LARGEST_DIM_NORMALIZED = 128
 
 # Why a generation other than Hopper cannot run them.
 _OTHER_GENERATIONS = {
@@ -83,6 +85,8 @@ def unsupported(
     largest = _LARGEST_DIM[operation]
     if len(parts.values) > 2:
         largest = min(largest, _LARGEST_DIM_ORDER_4)
+    if operation == "read_out" and not parts.constant:
+        largest = min(largest, _LARGEST_DIM_NORMALIZED)
     if max(dim, value_dim) > largest:
         return f"it takes dims up to {largest} for these features, not {dim} and {value_dim}"
     if min(lengths) < 1:

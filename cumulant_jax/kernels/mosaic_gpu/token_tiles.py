@@ -2,7 +2,7 @@
 
 A tile that wgmma is to read lies in blocks of 8 tokens by 64 coordinates, swizzled. TMA brings it
 so only from arrays whose tokens come in multiples of 8 and whose dim is up to 64 or a multiple of
-it. For other lengths (the 197 tokens of a vision transformer) and dims (80, 96) tiles come row by
+it. For other lengths (the 197 tokens of a vision transformer) and dims (96) tiles come row by
 row, and what is to be an operand is rewritten from registers. (For dims up to 64 the two layouts
 are the same bytes, but the compiler has no way to say so.)
 """
@@ -31,8 +31,8 @@ from cumulant_jax.kernels.mosaic_gpu.layout import (
 
 
 def aligned_dim(dim: int) -> int:
-    """The least dim that TMA can bring: a multiple of 8, above 64 of 16."""
-    return round_up(dim, ALIGNMENT if dim <= TILE else 2 * ALIGNMENT)
+    """The least dim that the kernels can bring: a multiple of 8, above 64 of 32."""
+    return round_up(dim, ALIGNMENT if dim <= TILE else TILE // 2)
 
 
 def align_dim(x: jax.Array) -> jax.Array:

@@ -8,14 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from cumulant_jax.kernels.device import Device, current_device
-from cumulant_jax.kernels.mosaic_tpu import causal_token_statistics as causal_statistics
-from cumulant_jax.kernels.mosaic_tpu import token_statistics as statistics
-from cumulant_jax.kernels.mosaic_tpu.body import lane_features
+from cumulant_jax.kernels.mosaic_tpu import support
 from cumulant_jax.kernels.mosaic_tpu.causal import (
     causal_cumulant,
     causal_cumulant_backward,
     causal_linear,
     causal_linear_backward,
+)
+from cumulant_jax.kernels.mosaic_tpu.causal_token_statistics import (
+    causal_token_statistics as run_causal_statistics,
+)
+from cumulant_jax.kernels.mosaic_tpu.causal_token_statistics import (
+    causal_token_statistics_backward,
 )
 from cumulant_jax.kernels.mosaic_tpu.fused import (
     fused_cumulant,
@@ -23,49 +27,68 @@ from cumulant_jax.kernels.mosaic_tpu.fused import (
     fused_linear,
     fused_linear_backward,
 )
-from cumulant_jax.kernels.mosaic_tpu.layout import LANES
 from cumulant_jax.kernels.mosaic_tpu.moments import sum_moments, sum_moments_backward
 from cumulant_jax.kernels.mosaic_tpu.read_out import read_out, read_out_backward
 from cumulant_jax.kernels.mosaic_tpu.tiling import BlockSizes, block_sizes
+from cumulant_jax.kernels.mosaic_tpu.token_statistics import token_statistics as run_statistics
+from cumulant_jax.kernels.mosaic_tpu.token_statistics import token_statistics_backward
 from cumulant_jax.kernels.passes import Facts, Passes
 from cumulant_jax.kernels.reading import CumulantReading, Reading
 from cumulant_jax.kernels.token_statistics import StatisticsFacts
 
-DTYPES = (jnp.dtype("bfloat16"), jnp.dtype("float32"))
 OLD_CHIPS = ("v2", "v3")
-LONGEST_FUSED = 512
-WIDEST = 256
+
+#: What `experiments.benchmark --tune` tries.
+CANDIDATES = {
+    "tokens": (256, 512, 1024),
+    "lanes": (256, 512, 1024),
+    "causal_tokens": (512, 1024, 2048),
+    "causal_lanes": (128, 256, 512),
+    "chunk": (64, 128, 256),
+}
 
 
 def unsupported(facts: Facts, device: Device) -> str | None:
     """Why the TPU kernels cannot serve a call, None where they can."""
-    if any(old in device.kind for old in OLD_CHIPS):
-        return f"needs a TPU v4 or later, and this is a {device.kind}"
-    if facts.is_symbolic:
-        return "needs sizes that are known, and some are symbolic or zero"
-    if len(set(facts.dtypes)) > 1 or facts.dtypes[0] not in DTYPES:
+    if len(set(facts.dtypes)) > 1:
         names = ", ".join(map(str, facts.dtypes))
-        return f"needs query, key and value all bfloat16 or all float32, not {names}"
-    if lane_features(facts.reading.features) is None:
-        return "has no kernel for these features, which XLA's matrix products serve as well"
-    if max(facts.dim, facts.value_dim) > WIDEST:
-        return f"takes head dims up to {WIDEST}, not {max(facts.dim, facts.value_dim)}"
-    return None
+        return f"needs query, key and value of one dtype, not {names}"
+    if facts.is_causal and facts.queries == 1:
+        return "has nothing to gain in a step of one token"
+    operation = "causal" if facts.is_causal else "moments"
+    return _wrong_call(facts, device) or _reason(operation, facts)
 
 
 def unsupported_statistics(facts: StatisticsFacts, device: Device) -> str | None:
     """Why the TPU kernels cannot serve token statistics, None where they can."""
+    if facts.bias_per_row:
+        return "takes one denominator_bias for all examples"
+    reason = support.unsupported(
+        "token_statistics", dtypes=[facts.dtype], heads=facts.heads, dim=facts.dim
+    )
+    return _wrong_call(facts, device) or (reason and f"does not take {reason}")
+
+
+def _wrong_call(facts: Facts | StatisticsFacts, device: Device) -> str | None:
     if any(old in device.kind for old in OLD_CHIPS):
         return f"needs a TPU v4 or later, and this is a {device.kind}"
     if facts.is_symbolic:
         return "needs sizes that are known, and some are symbolic or zero"
-    if facts.dtype not in DTYPES:
-        return f"needs bfloat16 or float32, not {facts.dtype}"
-    if facts.heads > LANES:
-        return f"takes up to {LANES} heads, not {facts.heads}"
-    if facts.bias_per_row:
-        return "takes one denominator_bias for all examples"
     return None
+
+
+def _reason(operation: str, facts: Facts) -> str | None:
+    reason = support.unsupported(
+        operation,
+        dtypes=facts.dtypes,
+        heads=facts.heads,
+        dim=facts.dim,
+        value_dim=facts.value_dim,
+        key_heads=facts.key_heads,
+        tokens=max(facts.queries, facts.keys),
+        features=facts.reading.features,
+    )
+    return reason and f"does not take {reason}"
 
 
 def passes() -> Passes:
@@ -95,9 +118,7 @@ def _sized(function):
 
 def _fits(facts: Facts) -> bool:
     """Whether all tokens of a head fit in VMEM."""
-    if facts.queries is None or facts.keys is None or facts.heads != facts.key_heads:
-        return False
-    return max(facts.queries, facts.keys) <= LONGEST_FUSED
+    return _reason("fused", facts) is None
 
 
 def _fused(reading: Reading, query, key, value, mask, scale, *, keep: bool):
@@ -165,19 +186,17 @@ def _run_causal(reading: Reading, arrays, *, save_states: bool):
 @jax.custom_vjp
 def token_statistics(w: jax.Array, temperature: jax.Array, mask: jax.Array | None) -> jax.Array:
     """Token statistics attention, see `token_statistics.attend`."""
-    return statistics.token_statistics(w, temperature, mask, block_sizes=_sizes())[0]
+    return run_statistics(w, temperature, mask, block_sizes=_sizes())[0]
 
 
 def _statistics_forward(w, temperature, mask):
-    out, sums = statistics.token_statistics(w, temperature, mask, block_sizes=_sizes())
+    out, sums = run_statistics(w, temperature, mask, block_sizes=_sizes())
     return out, (w, temperature, mask, sums)
 
 
 def _statistics_backward(residuals, out_bar):
     w, temperature, mask, sums = residuals
-    bars = statistics.token_statistics_backward(
-        w, temperature, mask, sums, out_bar, block_sizes=_sizes()
-    )
+    bars = token_statistics_backward(w, temperature, mask, sums, out_bar, block_sizes=_sizes())
     return *bars, None
 
 
@@ -187,13 +206,12 @@ token_statistics.defvjp(_statistics_forward, _statistics_backward)
 @jax.custom_vjp
 def causal_token_statistics(w, temperature, mask, bias, state) -> tuple[jax.Array, ...]:
     """Causal token statistics attention and its last state, see `token_statistics`."""
-    run = causal_statistics.causal_token_statistics
-    out, after, _ = run(w, temperature, mask, bias, state, block_sizes=_sizes())
+    out, after, _ = run_causal_statistics(w, temperature, mask, bias, state, block_sizes=_sizes())
     return out, *after
 
 
 def _causal_statistics_forward(w, temperature, mask, bias, state):
-    out, after, saved = causal_statistics.causal_token_statistics(
+    out, after, saved = run_causal_statistics(
         *(w, temperature, mask, bias, state), save_states=True, block_sizes=_sizes()
     )
     return (out, *after), (w, temperature, mask, bias, saved)
@@ -202,10 +220,8 @@ def _causal_statistics_forward(w, temperature, mask, bias, state):
 def _causal_statistics_backward(residuals, cotangents):
     w, temperature, mask, bias, saved = residuals
     out_bar, *state_bar = cotangents
-    w_bar, temperature_bar, bias_bar, before_bar = (
-        causal_statistics.causal_token_statistics_backward(
-            w, temperature, mask, bias, saved, out_bar, tuple(state_bar), block_sizes=_sizes()
-        )
+    w_bar, temperature_bar, bias_bar, before_bar = causal_token_statistics_backward(
+        w, temperature, mask, bias, saved, out_bar, tuple(state_bar), block_sizes=_sizes()
     )
     return w_bar, temperature_bar, None, bias_bar, before_bar
 

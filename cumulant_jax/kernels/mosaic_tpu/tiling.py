@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from cumulant_jax.kernels.block_sizes import tuned
 from cumulant_jax.kernels.mosaic_tpu.layout import (
     LANES,
     HeadLayout,
@@ -58,7 +59,6 @@ class BlockSizes:
 # compiler's own limit, 16 MiB on v5e, leaves it more room to prefetch for what comes next.
 VMEM_BYTES = 40 << 20
 DEFAULT_SIZES = BlockSizes()
-_BLOCK_SIZES: dict[str, BlockSizes] = {}
 
 
 def block_sizes(device_kind: str = "") -> BlockSizes:
@@ -67,7 +67,11 @@ def block_sizes(device_kind: str = "") -> BlockSizes:
     >>> block_sizes("TPU v5 lite").tokens
     512
     """
-    return _BLOCK_SIZES.get(device_kind, DEFAULT_SIZES)
+    sizes = tuned("mosaic_tpu", device_kind)
+    unknown = set(sizes) - {field.name for field in dataclasses.fields(BlockSizes)}
+    if unknown:
+        raise ValueError(f"the table of block sizes has unknown sizes {sorted(unknown)}")
+    return dataclasses.replace(DEFAULT_SIZES, **sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -57,6 +57,7 @@ def test_a_listed_name_is_a_case():
         ("fused_cumulant", {"dim": 72}, "up to 64 .* not 72 and 64"),
         ("read_out_backward", {"value_dim": 136}, "up to 128 .* not 64 and 136"),
         ("read_out", {"features": PolynomialFeatures(4), "dim": 80}, "up to 64"),
+        ("read_out", {"features": elu1, "dim": 192}, "up to 128"),
         ("read_out", {"features": PolynomialFeatures(3, all_pairs=True)}, "without pairs"),
         ("read_out", {"features": jnp.tanh}, "elu1, relu or exp"),
         ("read_out", {"dtypes": ("float32",) * 3}, "not float32"),
