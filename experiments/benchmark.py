@@ -11,7 +11,8 @@
 Parts: "attention" (forward and backward of every kind against tokens), "memory" (peak of a process
 at the largest number of tokens), "step" (the training loop against the bare step), "kernels" (the
 operations on this device: checked, then timed against its own copy bandwidth and matmul rate, XLA,
-JAX's and PyTorch's attention). Writes benchmark.md, benchmark.json and attention.png. With --tune
+JAX's and PyTorch's attention), "models" (forward and backward of small models at 224 pixels, batch
+8, beside PyTorch's). Writes benchmark.md, benchmark.json and attention.png. With --tune
 it tunes block sizes for this device instead and writes block_sizes.json. Let nothing else run
 meanwhile.
 """
@@ -36,18 +37,20 @@ from cumulant_jax.analysis.attention_cost import (
 )
 from cumulant_jax.analysis.cost_plot import plot_costs
 from cumulant_jax.analysis.kernel_benchmark import measure_rates
+from cumulant_jax.analysis.model_benchmark import measure_models
 from cumulant_jax.naming import unknown_name
 from cumulant_jax.training import build, load_config
 from experiments import cli
-from experiments.kernel_tables import (
+from experiments.device_tables import (
     kernel_cases,
     kernel_table,
     measure_kernels,
+    model_table,
     tune_block_sizes,
 )
 from experiments.step_overhead import measure_overhead
 
-PARTS = ("attention", "memory", "step", "kernels")
+PARTS = ("attention", "memory", "step", "kernels", "models")
 KERNEL_KINDS = ("cumulant2", "cumulant3", "linear", "tssa")
 KINDS = f"linear,cumulant2,cumulant3,cumulant3_full,cumulant4,tssa,xca,softmax,{DOT_PRODUCT}"
 TOKENS = "256,1024,2048,4096,8192,16384,32768,65536"
@@ -111,6 +114,14 @@ def main(args: argparse.Namespace) -> int:
         results["rates"] = dataclasses.asdict(rates)
         results["kernels"] = [dataclasses.asdict(result) for result in measured]
         text += kernel_table(measured, rates)
+        write()
+    if "models" in parts:
+        _say("models: forward and backward at 224 pixels, batch 8")
+        times = measure_models(
+            batch=8, image_size=224, rounds=args.rounds, torch_python=args.torch_python
+        )
+        results["models"] = [dataclasses.asdict(time) for time in times]
+        text += model_table(times)
         write()
     print("\n".join(text))
     _say(f"written to {args.directory}")

@@ -2,10 +2,11 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 
-from cumulant_jax.analysis import attention_cost, kernel_benchmark
+from cumulant_jax.analysis import attention_cost, kernel_benchmark, model_benchmark
 from cumulant_jax.analysis.attention_cost import DOT_PRODUCT, Case
 from cumulant_jax.analysis.kernel_benchmark import KernelCase, Rates
 from cumulant_jax.kernels import block_sizes
@@ -117,3 +118,30 @@ def test_tuning_writes_a_table_that_is_used(tmp_path, monkeypatch):
     assert table["xla"]["cpu"]["chunk_bytes"] in (1 << 12, 1 << 13)
     monkeypatch.setenv(block_sizes.ENVIRONMENT_VARIABLE, str(tmp_path / "block_sizes.json"))
     assert dict(block_sizes.tuned("xla", "cpu")) == table["xla"]["cpu"]
+
+
+def test_models(tmp_path, monkeypatch):
+    """The table; PyTorch's part in a process that stands in for it."""
+    stand_in = tmp_path / "python"
+    seconds = {"vit_s16": 2.0, "tost_small_12": 3.0}
+    stand_in.write_text(f"#!/bin/sh\necho '{json.dumps({'seconds': seconds})}'\n")
+    stand_in.chmod(0o755)
+    calls = []
+
+    def instead(name, attention, batch, image_size):
+        calls.append((name, attention, batch, image_size))
+        return lambda: np.zeros(3)
+
+    monkeypatch.setattr(model_benchmark, "_forward_and_backward", instead)
+    arguments = ("--parts", "models", "--rounds", "1", "--torch-python", str(stand_in))
+    assert run(tmp_path, *arguments) == 0
+    assert ("tost_small_12", "tssa", 8, 224) in calls
+    results = json.loads((tmp_path / "benchmark.json").read_text())["models"]
+    assert [r["torch_seconds"] for r in results] == [2.0, None, 3.0]
+    assert "| tost_small_12 | tssa |" in (tmp_path / "benchmark.md").read_text()
+
+
+def test_a_model_runs_forward_and_backward():
+    loss, gradients = model_benchmark._forward_and_backward("vit_nano4", "cumulant3", 2, 8)()
+    assert np.isfinite(loss)
+    assert all(np.isfinite(g).all() for g in jax.tree.leaves(gradients))

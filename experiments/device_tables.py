@@ -1,4 +1,4 @@
-"""The benchmark of kernels on this device, and the tuning of their block sizes."""
+"""The benchmark of kernels and models on this device, and the tuning of block sizes."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from cumulant_jax.analysis.kernel_benchmark import (
     measure_case,
     seconds_of,
 )
+from cumulant_jax.analysis.model_benchmark import ModelTime
 from cumulant_jax.analysis.tuning import Sizes, Trial, tune
 from cumulant_jax.kernels.block_sizes import ENVIRONMENT_VARIABLE, read_table, try_sizes
 from cumulant_jax.kernels.device import current_device
@@ -66,6 +67,22 @@ def kernel_table(results: list[KernelResult], rates: Rates) -> list[str]:
                 f"{result.error:.1e}",
             ]
             lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
+
+
+def model_table(times: list[ModelTime]) -> list[str]:
+    """Lines of markdown: forward and backward of whole models, beside PyTorch's."""
+    lines = [
+        "## Models, forward and backward (224 pixels, batch 8, float32)",
+        "",
+        "| model | attention | ms | PyTorch ms | PyTorch / ours |",
+        "| --- | --- | ---: | ---: | ---: |",
+    ]
+    for time in times:
+        peer = time.torch_seconds
+        beside = ("", "") if peer is None else (f"{1e3 * peer:.0f}", f"{peer / time.seconds:.2f}")
+        cells = (time.name, time.attention, f"{1e3 * time.seconds:.0f}", *beside)
+        lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
