@@ -98,8 +98,18 @@ def run_directly(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, .
 
 def _with_one_batch_axis(function, operation: Operation, arrays) -> tuple[jax.Array, ...]:
     batch = arrays[0].shape[: arrays[0].ndim - len(operation.inputs[0]) + 1]
-    flat = (_with_batch(x, (math.prod(batch),), len(batch)) for x in arrays)
-    return tuple(_with_batch(x, batch, 1) for x in function(*flat))
+    if len(batch) == 1:
+        return function(*arrays)
+    flat = _reshape_batch(operation.inputs, arrays, len(batch), (math.prod(batch),))
+    return _reshape_batch(operation.outputs, function(*flat), 1, batch)
+
+
+def _reshape_batch(layouts: Sequence[str], arrays, replaced: int, batch: tuple[int, ...]):
+    """Replaces the first axes of the arrays that have a batch, and leaves the others."""
+    return tuple(
+        x.reshape(*batch, *x.shape[replaced:]) if "b" in layout else x
+        for layout, x in zip(layouts, arrays, strict=True)
+    )
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -148,10 +158,6 @@ class _PullBack:
         return tuple(itertools.compress(pull(arrays[count:]), self.is_float))
 
 
-def _with_batch(x: jax.Array, batch: tuple[int, ...], replaced: int) -> jax.Array:
-    return x if len(batch) == replaced == 1 else x.reshape(*batch, *x.shape[replaced:])
-
-
 @functools.lru_cache(maxsize=1024)
 def _alone(operation: Operation):
     """The operation on arrays with one batch axis, on one device."""
@@ -179,7 +185,7 @@ def _partitioned(operation: Operation):
         return mesh, local, shardings(operation.outputs), shardings(operation.inputs)
 
     call.def_partition(partition, sharding_rule=_rule(operation))
-    return _with_derivatives(operation, _under_vmap(call))
+    return _with_derivatives(operation, _under_vmap(operation, call))
 
 
 def _rule(operation: Operation):
@@ -253,24 +259,42 @@ def _with_derivatives(operation: Operation, call):
     return differentiated
 
 
-def _under_vmap(call):
+def _under_vmap(operation: Operation, call):
     """`call` on arrays with one batch axis, which a mapped axis joins."""
 
     @custom_vmap
     def mapped(*arrays):
         return call(*arrays)
 
+    inputs_have_batch, outputs_have_batch = (
+        ["b" in layout for layout in layouts] for layouts in (operation.inputs, operation.outputs)
+    )
+
     @mapped.def_vmap
     def join_batch_axes(axis_size, in_batched, *arrays):
-        arrays = (
-            x if batched else jnp.broadcast_to(x, (axis_size, *x.shape))
-            for x, batched in zip(arrays, in_batched, strict=True)
+        every = (True,) * len(outputs_have_batch)
+        pairs = zip(in_batched, inputs_have_batch, strict=True)
+        if any(batched and not b for batched, b in pairs) or not all(outputs_have_batch):
+            # What has no batch axis differs between the calls: they are made one after the other.
+            return _one_by_one(mapped, axis_size, in_batched, arrays), every
+        arrays = tuple(
+            jnp.broadcast_to(x, (axis_size, *x.shape)) if b and not batched else x
+            for x, b, batched in zip(arrays, inputs_have_batch, in_batched, strict=True)
         )
-        out = mapped(*(x.reshape(axis_size * x.shape[1], *x.shape[2:]) for x in arrays))
-        out = tuple(x.reshape(axis_size, x.shape[0] // axis_size, *x.shape[1:]) for x in out)
-        return out, (True,) * len(out)
+        batch = arrays[0].shape[:2]
+        out = mapped(*_reshape_batch(operation.inputs, arrays, 2, (math.prod(batch),)))
+        return _reshape_batch(operation.outputs, out, 1, batch), every
 
     return mapped
+
+
+def _one_by_one(function, axis_size: int, in_batched, arrays):
+    def call(index):
+        return function(
+            *(x[index] if batched else x for x, batched in zip(arrays, in_batched, strict=True))
+        )
+
+    return jax.lax.map(call, jnp.arange(axis_size))
 
 
 def _run_explicit(operation: Operation, mesh, arrays):

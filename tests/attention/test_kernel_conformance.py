@@ -27,6 +27,7 @@ FAST = (
     ("cumulant2", Shape(batch=(1,), queries=9, keys=600, heads=2, key_heads=1, dim=16)),
     ("linear", Shape(batch=(), queries=70, keys=70, heads=1, key_heads=1, dim=64, value_dim=64)),
     ("token_statistics", Shape(batch=(2,), keys=45, heads=4, dim=24)),
+    ("token_statistics", Shape(batch=(), keys=20, heads=2, dim=16)),
 )
 seeds = pytest.mark.parametrize("seed", [0], ids=lambda s: f"seed{s}")
 

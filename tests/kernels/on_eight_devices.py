@@ -4,6 +4,7 @@ Compares outputs and gradients with those of one device, in float64, and reads i
 program what is sent between the devices.
 """
 
+import functools
 import re
 
 import jax
@@ -124,6 +125,45 @@ def check_state():
             assert error < 1e-11, f"state, gradient of {n} in part {part}: {error:.1e}"
 
 
+def check_batch_axes_and_vmap():
+    """No batch axis, several of them, and axes that vmap adds, also to what has no batch."""
+    random = np.random.default_rng(3)
+    w = jnp.asarray(random.standard_normal((2, 3, 40, HEADS, DIM)))
+    temperature = jnp.asarray([1.0, 2.0, 0.5, 1.5])
+
+    def statistics(w, temperature, causal):
+        def loss(w, temperature):
+            out = cj.token_statistics_attention(w, temperature=temperature, is_causal=causal)
+            return jnp.sum(jnp.sin(out))
+
+        return jax.grad(loss, argnums=(0, 1))(w, temperature)
+
+    def attend(w, causal):
+        return jax.grad(
+            lambda w: jnp.sum(jnp.sin(cj.attention("cumulant3", w, w, w, is_causal=causal)))
+        )(w)
+
+    for causal in (False, True):
+        run = functools.partial(statistics, causal=causal)
+        rows = [[run(w[i, j], temperature) for j in range(3)] for i in range(2)]
+        w_bars = np.array([[np.asarray(x[0]) for x in row] for row in rows])
+        t_bars = np.array([[np.asarray(x[1]) for x in row] for row in rows])
+        whole = run(w, temperature)
+        np.testing.assert_allclose(whole[0], w_bars, atol=1e-12)
+        np.testing.assert_allclose(whole[1], t_bars.sum((0, 1)), atol=1e-12)
+        mapped = jax.vmap(run, in_axes=(0, None))(w, temperature)
+        np.testing.assert_allclose(mapped[0], w_bars, atol=1e-12)
+        np.testing.assert_allclose(mapped[1], t_bars.sum(1), atol=1e-12)
+        many = jnp.stack([temperature, 2 * temperature])
+        mapped = jax.vmap(run)(w, many)
+        np.testing.assert_allclose(mapped[1][0], t_bars[0].sum(0), atol=1e-12)
+        np.testing.assert_allclose(mapped[1][1], run(w[1], many[1])[1], atol=1e-12)
+        one = np.array([[np.asarray(attend(w[i, j], causal)) for j in range(3)] for i in range(2)])
+        np.testing.assert_allclose(attend(w, causal), one, atol=1e-12)
+        every = jax.vmap(jax.vmap(functools.partial(attend, causal=causal)))(w)
+        np.testing.assert_allclose(every, one, atol=1e-12)
+
+
 def check_explicit():
     inputs, mask = arrays(264)
     for name, call, needs in calls(264):
@@ -173,6 +213,7 @@ if __name__ == "__main__":
 
     "v" in sys.argv or check_values()
     check_state()
+    check_batch_axes_and_vmap()
     check_explicit()
     check_programs()
     print("equal on 8 devices")
