@@ -106,7 +106,7 @@ def main(args: argparse.Namespace) -> int:
     if "kernels" in parts:
         dtype = _dtype(args.dtype)
         chosen = [kind for kind in KERNEL_KINDS if kind in kinds]
-        cases = kernel_cases(chosen, tokens, dtype=dtype, heads=args.heads)
+        cases = kernel_cases(chosen, tokens, dtype=dtype, heads=args.heads, dim=args.dim)
         rates = measure_rates(dtype)
         most = MOST_QUADRATIC_TOKENS if jax.default_backend() == "cpu" else max(tokens)
         options = {"torch_python": args.torch_python, "most_quadratic_tokens": most}
@@ -243,6 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", default=TOKENS, help="numbers of tokens")
     parser.add_argument("--tune", action="store_true", help="tune block sizes for this device")
     parser.add_argument("--heads", type=int, default=12, help="of part kernels and --tune")
+    parser.add_argument("--dim", type=int, default=64, help="of a head, of part kernels")
     parser.add_argument("--dtype", help="of these: bfloat16 but on a CPU, where it is float32")
     parser.add_argument("--torch-python", help="an interpreter with PyTorch, to time its attention")
     parser.add_argument("--configs", default="configs/digits.py,configs/cifar10.py")

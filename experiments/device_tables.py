@@ -27,7 +27,7 @@ Say = Callable[[str], None]
 
 
 def kernel_cases(
-    kinds: list[str], tokens: list[int], *, dtype: str, heads: int
+    kinds: list[str], tokens: list[int], *, dtype: str, heads: int, dim: int
 ) -> list[KernelCase]:
     """Every kind at every number of tokens, both ways; at ViT's 197 in a batch of 256."""
     cases = []
@@ -35,8 +35,17 @@ def kernel_cases(
         for count in tokens:
             batch = 256 if count <= 256 else 1
             for is_causal in (False, True):
-                sizes = {"tokens": count, "batch": batch, "heads": heads, "dtype": dtype}
-                cases.append(KernelCase(kind=kind, is_causal=is_causal, **sizes))
+                cases.append(
+                    KernelCase(
+                        kind=kind,
+                        is_causal=is_causal,
+                        tokens=count,
+                        batch=batch,
+                        heads=heads,
+                        dim=dim,
+                        dtype=dtype,
+                    )
+                )
     return cases
 
 
