@@ -100,9 +100,9 @@ def attend(
       [*batch, T, H, D] in the dtype of w.
     """
     name = _choose(implementation, w)
-    arrays = [w, temperature.astype(_dtype(w)) + jnp.sum(_zeros(w), axis=_all_but_heads(w))]
+    temperature = _like_tokens(name, temperature, w)
     operation = _Attend(name, mask is not None)
-    (out,) = _run(operation, *arrays, *(() if mask is None else (mask,)))
+    (out,) = _run(operation, w, temperature, *(() if mask is None else (mask,)))
     return out
 
 
@@ -130,15 +130,11 @@ def causal_attend(
     """
     per_row = bias is not None and bias.ndim > 2
     name = _choose(implementation, w, is_causal=True, bias_per_row=per_row)
-    zeros = _zeros(w)
-    arrays = [w, temperature.astype(zeros.dtype) + jnp.sum(zeros, axis=_all_but_heads(w)), *state]
+    arrays = [w, _like_tokens(name, temperature, w), *state]
     layout = ""
     if bias is not None:
-        summed = jnp.swapaxes(jnp.sum(zeros, axis=-1), -1, -2)
-        if not per_row:
-            summed = jnp.sum(summed, axis=tuple(range(summed.ndim - 2)))
-        arrays.append(bias.astype(zeros.dtype) + summed)
         layout = "bks" if per_row else "ks"
+        arrays.append(_like_tokens(name, bias, w, layout))
     operation = _CausalAttend(name, mask is not None, layout)
     out, *after = _run(operation, *arrays, *(() if mask is None else (mask,)))
     return out, TokenStatisticsState(*after)
@@ -146,7 +142,8 @@ def causal_attend(
 
 def empty_statistics(w: jax.Array) -> TokenStatisticsState:
     """The state before the first token of w [..., tokens, heads, dim]."""
-    zeros = jnp.sum(_zeros(w), axis=-3)
+    # Selected by the tokens, they have the sharding of these.
+    zeros = jnp.sum(jnp.where(w == 0, 0, 0), axis=-3, dtype=_dtype(w))
     return TokenStatisticsState(zeros, zeros, zeros[..., 0])
 
 
@@ -173,13 +170,22 @@ def _dtype(w: jax.Array):
     return jnp.result_type(jnp.float32, w.dtype)
 
 
-def _zeros(w: jax.Array) -> jax.Array:
-    """Zeros like w. XLA folds them away, but what they are added to has the sharding of w."""
-    return jnp.where(w == 0, 0, 0).astype(_dtype(w))
+def _like_tokens(name: str, x: jax.Array, w: jax.Array, layout: str = "k") -> jax.Array:
+    """A parameter in the dtype of the computation, with the sharding that its cotangent will have.
 
-
-def _all_but_heads(w: jax.Array) -> tuple[int, ...]:
-    return (*range(w.ndim - 2), w.ndim - 1)
+    A custom derivative wants the two alike. Zeros that are selected by the tokens, which XLA folds
+    away, bring their sharding along; where JAX differentiates by itself there is no need.
+    """
+    x = x.astype(_dtype(w))
+    if name == "xla" and is_alone():
+        return x
+    zeros = jnp.sum(jnp.where(w == 0, 0, 0), axis=-1, dtype=x.dtype)  # [*batch, tokens, heads]
+    zeros = jnp.swapaxes(zeros, -1, -2)
+    if "s" not in layout:
+        zeros = jnp.sum(zeros, axis=-1)
+    if "b" not in layout:
+        zeros = jnp.sum(zeros, axis=tuple(range(zeros.ndim - len(layout))))
+    return x + zeros
 
 
 def _prepare(w: jax.Array, mask: jax.Array | None) -> jax.Array:
