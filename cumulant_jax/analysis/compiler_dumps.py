@@ -52,14 +52,12 @@ class TpuKernel:
     Attributes:
       vmem_bytes: that it takes for itself.
       bundles: instruction bundles in the code, loops counted once.
-      matmul_bundles: how many bundles the matrix units' pushes fill.
       spills: vector registers stored to VMEM because there were too few.
       fills: vector registers loaded back.
     """
 
     vmem_bytes: int
     bundles: int
-    matmul_bundles: int
     spills: int
     fills: int
 
@@ -108,17 +106,15 @@ def read_tpu_kernel(*, utilization: str, hlo: str) -> TpuKernel:
       ValueError: a dump lacks what is looked for.
     """
     lines = [line for line in utilization.splitlines() if line.strip()]
-    if len(lines) < 4 or "MATMUL" not in lines[1]:
+    if len(lines) < 4 or "VSTORE:SPILL" not in lines[1]:
         raise ValueError("the table of units per bundle has no heading; another libtpu made it.")
     units = [unit.strip() for unit in lines[1].split(",")]
-    capacity = dict(zip(units, map(int, lines[2].split()), strict=True))
     bundles = [[int(n) for n in line.split()] for line in lines[4:]]
     used = dict(zip(units, map(sum, zip(*bundles, strict=True)), strict=True))
     configs = _find(_VMEM, hlo, "the scoped memory in the HLO")[0]
     return TpuKernel(
         vmem_bytes=sum(map(int, _VMEM_SIZE.findall(configs))),
         bundles=len(bundles),
-        matmul_bundles=-(-used["MATMUL"] // capacity["MATMUL"]),
         spills=used["VSTORE:SPILL"],
         fills=used["VLOAD:FILL"],
     )

@@ -34,7 +34,7 @@ MATRIX = 4 * 2 * 65 * 64
 GPU_KERNEL = GpuKernel(
     registers=158, spill_bytes=0, shared_bytes=70_689, threads=128, wgmma=3, tma=4
 )
-TPU_KERNEL = TpuKernel(vmem_bytes=2 << 20, bundles=1500, matmul_bundles=900, spills=7, fills=8)
+TPU_KERNEL = TpuKernel(vmem_bytes=2 << 20, bundles=1500, spills=7, fills=8)
 
 
 def record(kernel="sum_moments", program="forward", **changes):
