@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 from cumulant_jax import models
+from tests.models import test_registry
 
 # The published implementation, 1000 classes. arXiv 2412.17810 prints 5.8M for tiny_12 and 22.6M for
 # small_12; the 68.1M that it prints for its medium model is no configuration of that code.
@@ -42,6 +43,13 @@ MILLIONS = {
     "crate_small": "13.12",
     "crate_base": "22.80",
     "crate_large": "77.64",
+}
+# Published counts that other tests hold: test_registry.py, test_language.py and test_vivit.py.
+PUBLISHED_VIT = {*test_registry.PUBLISHED, *test_registry.PUBLISHED_MILLIONS}
+ELSEWHERE = {
+    *PUBLISHED_VIT,
+    *("tost_lm_base", "tost_lm_medium", "tost_lm_large", "gpt_base"),
+    *("vivit_b16x2", "vivit_b16x2_fe", "vivit_b16x2_fsa", "vivit_b16x2_fdp"),
 }
 # Sizes that no publication has: the stem for patches of 8 was published for ToST alone.
 WITHOUT = {
@@ -104,3 +112,22 @@ def test_every_name_is_accounted_for():
     aliases = {name for name in names if f"{name}_p16" in names}
     assert sorted({*EXACT, *MILLIONS, *WITHOUT} | aliases) == sorted(names)
     assert len(aliases) == 18
+
+
+def test_the_names_without_a_published_count():
+    """All that are left: other patches and sizes of ViT and ViViT, small models for trying, LRA."""
+    published = {*EXACT, *MILLIONS, *ELSEWHERE}
+    published |= {name.removesuffix("_p16") for name in published}
+    left = set(models.list_models()) - published - WITHOUT
+    patches = (1, 2, 4, 8, 14, 16, 32)
+    expected = {f"vit_{size}{p}" for size in ("nano", "ti", "s", "b", "l") for p in patches}
+    expected -= PUBLISHED_VIT
+    expected |= {
+        "tost_lm_nano",
+        "gpt_nano",
+        "gpt_medium",
+        "gpt_large",
+        *models.list_models("lra_*"),
+    }
+    expected |= set(models.list_models("vivit_*")) - ELSEWHERE
+    assert sorted(left - expected) == sorted(expected - left) == []
