@@ -5,7 +5,7 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.blocks import build_attention
+from cumulant_jax.models.blocks import build_attention, layer_types
 from cumulant_jax.models.call_checks import check_images, split_key
 from cumulant_jax.models.crate_options import CRATEOptions
 from cumulant_jax.models.layers.block import block_keys, run_block
@@ -44,8 +44,7 @@ class CRATE(nnx.Module):
         if not isinstance(options, CRATEOptions):
             raise TypeError(f"options must be a CRATEOptions, got {type(options).__name__}")
         checks.check_rngs(rngs)
-        dtype, param_dtype = jnp.dtype(options.dtype), jnp.dtype(options.param_dtype)
-        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        types = layer_types(options, rngs)
         self.options = options
         self.patch_embedding = NormedPatchEmbedding(
             patch_size=checks.size_pair("patch_size", options.patch_size),
@@ -54,13 +53,13 @@ class CRATE(nnx.Module):
             eps=options.eps,
             **types,
         )
-        token = weight_init(rngs.params(), (1, 1, options.dim), param_dtype)
+        token = weight_init(rngs.params(), (1, 1, options.dim), types["param_dtype"])
         self.class_token = nnx.Param(token)
         self.positions = POSITIONS[options.position](
             grid=options.grid,
             prefix_tokens=1,
             dim=options.dim,
-            param_dtype=param_dtype,
+            param_dtype=types["param_dtype"],
             rngs=rngs,
         )
         self.dropout = nnx.Dropout(options.dropout)

@@ -5,7 +5,7 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.blocks import build_block
+from cumulant_jax.models.blocks import build_block, layer_types
 from cumulant_jax.models.call_checks import check_images, split_key
 from cumulant_jax.models.layers.block import Block, block_keys, run_block
 from cumulant_jax.models.layers.class_attention import ClassAttentionBlock
@@ -57,8 +57,7 @@ class ToST(nnx.Module):
         if not isinstance(options, ToSTOptions):
             raise TypeError(f"options must be a ToSTOptions, got {type(options).__name__}")
         checks.check_rngs(rngs)
-        dtype, param_dtype = jnp.dtype(options.dtype), jnp.dtype(options.param_dtype)
-        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        types = layer_types(options, rngs)
         self.options = options
         self.patch_embedding = ConvStem(
             patch_size=options.patch, channels=options.channels, dim=options.dim, **types
@@ -67,7 +66,7 @@ class ToST(nnx.Module):
             grid=options.grid,
             prefix_tokens=0,
             dim=options.dim,
-            param_dtype=param_dtype,
+            param_dtype=types["param_dtype"],
             rngs=rngs,
         )
         self.dropout = nnx.Dropout(options.dropout)
@@ -79,7 +78,7 @@ class ToST(nnx.Module):
                 for index, rate in enumerate(rates)
             ]
         )
-        token = weight_init(rngs.params(), (1, 1, options.dim), param_dtype)
+        token = weight_init(rngs.params(), (1, 1, options.dim), types["param_dtype"])
         self.class_token = nnx.Param(token)
         self.class_blocks = nnx.List(
             [_class_block(options, types) for _ in range(options.class_depth)]

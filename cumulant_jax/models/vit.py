@@ -5,7 +5,7 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models import option_checks as checks
-from cumulant_jax.models.blocks import build_block
+from cumulant_jax.models.blocks import build_block, layer_types
 from cumulant_jax.models.call_checks import check_images, split_key
 from cumulant_jax.models.layers.block import Block, block_keys, run_block
 from cumulant_jax.models.layers.dropout import key_at, linear_rates
@@ -44,8 +44,7 @@ class ViT(nnx.Module):
         if not isinstance(options, ViTOptions):
             raise TypeError(f"options must be a ViTOptions, got {type(options).__name__}")
         checks.check_rngs(rngs)
-        dtype, param_dtype = jnp.dtype(options.dtype), jnp.dtype(options.param_dtype)
-        types = {"dtype": dtype, "param_dtype": param_dtype, "rngs": rngs}
+        types = layer_types(options, rngs)
         self.options = options
         self.patch_embedding = PatchEmbedding(
             patch_size=checks.size_pair("patch_size", options.patch_size),
@@ -53,13 +52,13 @@ class ViT(nnx.Module):
             dim=options.dim,
             **types,
         )
-        token = class_token_init(rngs.params(), (1, 1, options.dim), param_dtype)
+        token = class_token_init(rngs.params(), (1, 1, options.dim), types["param_dtype"])
         self.class_token = nnx.Param(token) if options.class_token else None
         self.positions = POSITIONS[options.position](
             grid=options.grid,
             prefix_tokens=int(bool(options.class_token)),
             dim=options.dim,
-            param_dtype=param_dtype,
+            param_dtype=types["param_dtype"],
             rngs=rngs,
         )
         self.dropout = nnx.Dropout(options.dropout)

@@ -3,6 +3,7 @@
 import contextlib
 
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call as tpu_interpreter
+from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks as gpu_interpreter
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
@@ -27,6 +28,9 @@ def _gpu():
     parameters = plgpu.InterpretGPUParams(detect_races=True)
     with plgpu.force_gpu_interpret_mode(parameters):
         yield
+    # A race raises at once since jax 0.12; before, it was only noted.
+    races = gpu_interpreter._races
+    assert races is None or not races.races_found
 
 
 _INTERPRETERS = {"mosaic_tpu": (_tpu, TPU_V5E), "mosaic_gpu": (_gpu, H100)}

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from tests.kernels import interpreters
 
 # Half the distance between 1 and the next number: the rounding that every feature, matrix entry and
 # output undergoes. Nothing else may add to it noticeably.
@@ -16,7 +17,7 @@ ROUNDOFF = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
 @pytest.fixture
 def interpreter():
     """Kernels called in this context are interpreted; their memory starts as NaN."""
-    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+    with interpreters.interpreted("mosaic_gpu"):
         yield
 
 

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
-from jax.experimental.pallas import tpu as pltpu
+
+from tests.kernels import interpreters
 
 # Largest error, as a fraction of the largest number in the truth. bfloat16 inputs are exact; what
 # is lost is the rounding of features and matrices (2^-9) on the way into the matrix unit.
 TOLERANCE = {"float32": 5e-6, "bfloat16": 1e-2}
 
 
-@contextlib.contextmanager
 def interpreted():
     """Runs Pallas TPU kernels in the interpreter: memory starts as NaN, races are errors."""
-    parameters = pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")
-    try:
-        with pltpu.force_tpu_interpret_mode(parameters):
-            yield
-        races = interpreter.races
-        assert races is None or not races.races_found
-    finally:
-        pltpu.reset_tpu_interpret_mode_state()
+    return interpreters.interpreted("mosaic_tpu")
 
 
 def normal(seed: int, *shape: int, dtype="float32", mean: float = 0.0) -> jax.Array:
