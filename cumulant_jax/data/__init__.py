@@ -1,9 +1,10 @@
 """Image classification data: the embedded digits and any prepared TFDS data set, through Grain."""
 
 from cumulant_jax.data.augment import AUGMENTATIONS
-from cumulant_jax.data.batches import EvalBatches, TrainIterator, eval_batches, train_iterator
+from cumulant_jax.data.batches import EvalBatches, eval_batches, train_iterator
 from cumulant_jax.data.config import DataConfig
 from cumulant_jax.data.dataset import Dataset, DatasetInfo, load
+from cumulant_jax.data.stream import TrainIterator
 
 __all__ = [
     "AUGMENTATIONS",

@@ -4,81 +4,23 @@ Both are pure functions of an index. Training batch `step` depends on (seed, ste
 threads, worker processes, the number of processes that share it, or where a run was interrupted.
 """
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import grain
 import numpy as np
-from absl import flags
 
 from cumulant_jax.data import augment, random_order
 from cumulant_jax.data.config import DataConfig
 from cumulant_jax.data.dataset import Dataset
 from cumulant_jax.data.source import ArraySource, ImageSource
-
-Batch = dict[str, np.ndarray]
-
-# Grain asks for a length; no run gets there.
-_ENDLESS = 2**62
-
-
-class TrainIterator(grain.DatasetIterator):
-    """The endless stream of training batches, which can be saved and restored at any step.
-
-    Its state is small and JSON-serialisable: the next step and what the stream was made from. It
-    does not depend on worker or process counts, so a run may resume on other ones.
-    """
-
-    def __init__(
-        self,
-        open_at: Callable[[int], grain.DatasetIterator],
-        identity: dict[str, Any],
-        step: int,
-    ):
-        super().__init__()
-        self._open_at = open_at
-        self._identity = identity
-        self._step = step
-        self._iterator = open_at(step)
-
-    def __next__(self) -> Batch:
-        """Returns the next batch: image uint8 [B, H, W, C] and label int32 [B]."""
-        batch = next(self._iterator)
-        self._step += 1
-        return batch
-
-    def get_state(self) -> dict[str, Any]:
-        """Returns the position, before the next batch, as a dict that JSON can hold."""
-        return {"step": self._step, **self._identity}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Moves to a saved position.
-
-        Raises:
-          ValueError: it is no state, or belongs to another stream (other data, seed, …).
-        """
-        step = state.get("step") if isinstance(state, dict) else None
-        if type(step) is not int or step < 0:
-            raise ValueError(f"state must be a dict from get_state() with a step, got {state!r}")
-        for name, value in self._identity.items():
-            if state.get(name) != value:
-                raise ValueError(
-                    f"state: {name} is {state.get(name)!r}, but this iterator has {value!r}; "
-                    "it was saved by another run"
-                )
-        self._iterator.close()
-        self._step = step
-        self._iterator = self._open_at(self._step)
-
-    def start_prefetch(self) -> None:
-        """Starts reading before the first batch is asked for; Grain calls it after a restore."""
-        self._iterator.start_prefetch()
-
-    def close(self) -> None:
-        """Stops reading ahead; the iterator cannot be used afterwards."""
-        super().close()
-        if hasattr(self, "_iterator"):  # absent where opening failed and the object is deleted
-            self._iterator.close()
+from cumulant_jax.data.stream import (
+    ENDLESS,
+    Batch,
+    BatchSource,
+    TrainIterator,
+    open_stream,
+    process_share,
+)
 
 
 def train_iterator(
@@ -118,7 +60,7 @@ def train_iterator(
     >>> batches.get_state()["step"]
     1
     """
-    share = _share(batch_size, process_index, process_count)
+    share = process_share(batch_size, process_index, process_count)
     if type(start_step) is not int or start_step < 0:
         raise ValueError(f"start_step must be a non-negative integer, got {start_step!r}")
     config = dataset.config
@@ -133,7 +75,7 @@ def train_iterator(
         "augment": list(config.augment),
     }
     return TrainIterator(
-        lambda step: iter(_pipeline(batches, source, config, first=step)), identity, start_step
+        lambda step: iter(_stream(batches, source, config, first=step)), identity, start_step
     )
 
 
@@ -163,7 +105,7 @@ def eval_batches(
     >>> len(batches), int(sum(batch["weight"].sum() for batch in batches))
     (4, 360)
     """
-    share = _share(batch_size, process_index, process_count)
+    share = process_share(batch_size, process_index, process_count)
     source = dataset.source(split or dataset.config.eval_split)
     return EvalBatches(source, batch_size, share, dataset.config)
 
@@ -195,7 +137,7 @@ class EvalBatches:
         return {"image": images, "label": labels, "weight": weight}
 
     def __iter__(self) -> Iterator[Batch]:
-        iterator = iter(_pipeline(self, self._source, self._config))
+        iterator = iter(_stream(self, self._source, self._config))
         try:
             yield from iterator
         finally:
@@ -220,10 +162,10 @@ class _TrainBatches:
         self._share = share
 
     def __len__(self) -> int:
-        return _ENDLESS
+        return ENDLESS
 
-    def __getitem__(self, step: int) -> Batch:
-        first = step * self._batch_size
+    def __getitem__(self, index: int) -> Batch:
+        first = index * self._batch_size
         indices = random_order.batch_indices(
             len(self._source), self._seed, first + self._share.start, first + self._share.stop
         )
@@ -231,7 +173,7 @@ class _TrainBatches:
         for position, augmentation in enumerate(self._augmentations):
             # Drawn for the whole batch: an example's words do not depend on how many share it.
             words = random_order.augment_words(
-                self._seed, position, step, self._batch_size, augmentation.words_per_example
+                self._seed, position, index, self._batch_size, augmentation.words_per_example
             )
             images = augmentation(images, words[self._share])
         return {"image": images, "label": labels}
@@ -241,49 +183,14 @@ def _no_examples(source: ImageSource) -> tuple[np.ndarray, np.ndarray]:
     return np.empty((0, *source.image_shape), np.uint8), np.empty(0, np.int32)
 
 
-def _share(batch_size: int, process_index: int, process_count: int) -> slice:
-    for name, value, least in (
-        ("batch_size", batch_size, 1),
-        ("process_count", process_count, 1),
-        ("process_index", process_index, 0),
-    ):
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}")
-    if process_index >= process_count:
-        raise ValueError(
-            f"process_index must be below process_count={process_count}, got {process_index}"
-        )
-    if batch_size % process_count:
-        raise ValueError(
-            f"batch_size={batch_size} must be a multiple of process_count={process_count}"
-        )
-    size = batch_size // process_count
-    return slice(process_index * size, (process_index + 1) * size)
-
-
-def _pipeline(
-    batches: Any, source: ImageSource, config: DataConfig, *, first: int = 0
+def _stream(
+    batches: BatchSource, source: ImageSource, config: DataConfig, *, first: int = 0
 ) -> grain.IterDataset:
-    """Batches by index, from `first` on -> Grain's prefetching stream.
-
-    The element that Grain handles is a batch, not an example: one gather instead of one Python call
-    per image, and an order that does not change with the number of workers. Images that are decoded
-    on demand are read by the source's own threads, several batches at a time.
-    """
-    in_memory = isinstance(source, ArraySource)
-    options = grain.ReadOptions(
-        num_threads=1 if in_memory else min(2, config.prefetch),
-        prefetch_buffer_size=config.prefetch,
+    """The stream of batches: images in memory are read by one thread, others decoded by two."""
+    return open_stream(
+        batches,
+        first=first,
+        threads=1 if isinstance(source, ArraySource) else 2,
+        workers=config.workers,
+        prefetch=config.prefetch,
     )
-    stream = grain.MapDataset.source(batches)[first:].to_iter_dataset(options)
-    if config.workers:
-        if not flags.FLAGS.is_parsed():
-            # Grain's worker processes read absl flags, which only programs run by absl.app parse.
-            flags.FLAGS.mark_as_parsed()
-        per_worker = max(1, config.prefetch // config.workers)
-        stream = stream.mp_prefetch(
-            grain.MultiprocessingOptions(
-                num_workers=config.workers, per_worker_buffer_size=per_worker
-            )
-        )
-    return stream
