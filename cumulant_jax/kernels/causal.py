@@ -79,7 +79,7 @@ def causal_read_out(
         key_heads = key.shape[-3]
         query = query.astype(sums.dtype)
         query = query.reshape(*query.shape[:-3], key_heads, heads // key_heads, *query.shape[-2:])
-        present = jnp.cumsum(jnp.where(mask, key, 0), axis=-2) + sums[..., None, :, -1]
+        present = running_sum(jnp.where(mask, key, 0)) + sums[..., None, :, -1]
         query = reading.effective(query, present[..., None, :, :], scale, dim=key_pivot.shape[-1])
         scores = jnp.einsum("...kgtf,...ksf->...kgts", query, key)
         scores = jnp.tril(scores)
@@ -94,6 +94,16 @@ def causal_read_out(
     out = out.reshape(*out.shape[:-4], out.shape[-4] * chunk, *out.shape[-2:])
     pivot = jnp.repeat(value_pivot, heads // value_pivot.shape[-2], axis=-2)
     return reading.finish(out[..., :length, :, :], pivot).astype(value.dtype), sums
+
+
+def running_sum(x: jax.Array) -> jax.Array:
+    """The sums of x [..., tokens, dim] up to each token.
+
+    As a product with a triangle of ones: for a chunk of tokens several times faster than the scan
+    that `jnp.cumsum` is, and its gradient too.
+    """
+    ones = jnp.tril(jnp.ones((x.shape[-2], x.shape[-2]), x.dtype))
+    return jnp.matmul(ones, x, precision=lax.Precision.HIGHEST)
 
 
 def _split(x: jax.Array, chunk: int) -> jax.Array:

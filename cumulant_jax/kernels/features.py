@@ -7,10 +7,13 @@ same for keys and queries; constant factors of the expansion belong to the read-
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+Features = Callable[[jax.Array], jax.Array]
 
 # Pairs (i, j) of one block of this many dims by another are one outer product: vectorised, where a
 # gather of single pairs (and the scatter in its gradient) would not be.
@@ -40,8 +43,12 @@ class PolynomialFeatures:
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps [..., tokens, dim] to [..., tokens, features]; the constant comes last."""
-        parts = [x, self.pairs(x), x * x * x][: self.order - 1]
-        return jnp.concatenate([*parts, jnp.ones_like(x[..., :1])], axis=-1)
+        return jnp.concatenate([*self.blocks(x), jnp.ones_like(x[..., :1])], axis=-1)
+
+    def blocks(self, x: jax.Array) -> tuple[jax.Array, ...]:
+        """The features but for the constant, in blocks that are cheap to form one by one."""
+        degrees = (lambda: (x,), lambda: self._pair_blocks(x), lambda: (x * x * x,))
+        return tuple(block for degree in degrees[: self.order - 1] for block in degree())
 
     def count(self, dim: int) -> int:
         """The number of features of a `dim`-dimensional vector."""
@@ -66,14 +73,23 @@ class PolynomialFeatures:
 
     def pairs(self, x: jax.Array) -> jax.Array:
         """The products x_i x_j, in the order of `pair_indices`."""
+        return jnp.concatenate(self._pair_blocks(x), axis=-1)
+
+    def _pair_blocks(self, x: jax.Array) -> tuple[jax.Array, ...]:
         if not self.all_pairs:
-            return x * x
+            return (x * x,)
         outer = [
             x[..., a[0] : a[-1] + 1, None] * x[..., None, b[0] : b[-1] + 1]
             for a, b in _block_pairs(x.shape[-1])
         ]
-        flat = [o.reshape(*o.shape[:-2], o.shape[-2] * o.shape[-1]) for o in outer]
-        return jnp.concatenate(flat, axis=-1)
+        return tuple(o.reshape(*o.shape[:-2], o.shape[-2] * o.shape[-1]) for o in outer)
+
+
+def feature_blocks(features: Features, x: jax.Array) -> tuple[jax.Array, ...]:
+    """The features of x in blocks, without the constant that polynomials end with."""
+    if isinstance(features, PolynomialFeatures):
+        return features.blocks(x)
+    return (features(x),)
 
 
 def _block_pairs(dim: int) -> list[tuple[np.ndarray, np.ndarray]]:

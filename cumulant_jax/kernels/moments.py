@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from cumulant_jax.kernels.features import Features, feature_blocks
 from cumulant_jax.kernels.token_pass import chunk_length, pull_back_pass, token_pass
-
-Features = Callable[[jax.Array], jax.Array]
 
 
 def accumulation_dtype(*arrays: jax.Array) -> jnp.dtype:
@@ -83,9 +81,11 @@ def sum_moments_backward(
     sums_bar: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """The cotangents of key and value, in one pass, from that of what `sum_moments` returned."""
-    body, chunk = _moments_pass(features, key, value)
-    pivots = (key_pivot, value_pivot)
-    return pull_back_pass(body, chunk, (key, value), mask, pivots, (), sums_bar)[0]
+    dtype = accumulation_dtype(key, value)
+    body = functools.partial(_moments_backward_body, features, dtype)
+    shared = (key_pivot, value_pivot, sums_bar)
+    chunk = _chunk(features, key, value.shape[-1], dtype)
+    return token_pass(body, chunk, (key, value), mask, shared)[0]
 
 
 def _moments_pass(features, key, value):
@@ -157,6 +157,30 @@ def _read_out_body(features, normalizer_eps, tokens, mask, matrix):
     if normalizer_eps is not None:
         out = out[..., :-1] / (out[..., -1:] + normalizer_eps)
     return _head_major(out), ()
+
+
+def _moments_backward_body(features, dtype, tokens, mask, shared):
+    """By blocks of features: the pull-back of `_moments_body` would put them side by side."""
+    *pivots, sums_bar = shared
+    key, value = (
+        _head_major(x).astype(dtype) - pivot[..., None, :]
+        for x, pivot in zip(tokens, pivots, strict=True)
+    )
+    blocks, pull = jax.vjp(functools.partial(feature_blocks, features), key)
+    value_bar, blocks_bar, row = jnp.zeros_like(value), [], 0
+    for block in blocks:
+        rows = sums_bar[..., row : (row := row + block.shape[-1]), :]
+        matrix, column = rows[..., :-1], rows[..., -1]
+        value_bar += block @ matrix
+        blocks_bar.append(jnp.einsum("...tv,...fv->...tf", value, matrix) + column[..., None, :])
+    if row < sums_bar.shape[-2]:  # the features end with a constant
+        value_bar += sums_bar[..., row:, :-1]
+    (key_bar,) = pull(tuple(blocks_bar))
+    bars = [
+        _head_major(bar).astype(x.dtype)
+        for bar, x in zip((key_bar, value_bar), tokens, strict=True)
+    ]
+    return tuple(bars if mask is None else (jnp.where(mask[..., None], x, 0) for x in bars)), ()
 
 
 def _head_major(x: jax.Array) -> jax.Array:
