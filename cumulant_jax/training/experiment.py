@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -140,10 +141,15 @@ class Experiment:
         )
 
 
-def build(config: ExperimentConfig) -> Experiment:
+def build(config: ExperimentConfig, *, devices: Sequence[Any] | None = None) -> Experiment:
     """Puts an experiment together: opens the data, builds the model's structure and the mesh.
 
     No parameters are made and nothing is compiled or written.
+
+    Args:
+      config: the config.
+      devices: the devices to use, by default all of them; they may be those of a topology that is
+        compiled for and not there.
 
     Raises:
       ValueError: for a name or a value in the config that cannot be used.
@@ -153,7 +159,7 @@ def build(config: ExperimentConfig) -> Experiment:
     >>> experiment.plan.total, experiment.task.label
     (29, 'vit_nano2 softmax on digits')
     """
-    mesh = make_mesh(config.mesh)
+    mesh = make_mesh(config.mesh, devices=devices)
     divisor = batch_divisor(mesh) * config.gradient_accumulation
     if config.batch_size % divisor:
         raise ValueError(

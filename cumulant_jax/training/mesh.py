@@ -1,5 +1,6 @@
 """The device mesh, and the rules that lay parameters and batches out on it."""
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,39 +9,48 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from cumulant_jax.models.layout import ACTIVATION_RULES
 from cumulant_jax.naming import unknown_name
 
-#: The axes a mesh may have, in the order of the mesh.
-AXES = ("data",)
+#: The axes a mesh may have, in the order of the mesh: devices that follow each other are the ones
+#: with the fastest links between them, and the last axes communicate most.
+#:   data      each device has examples of its own, and all parameters
+#:   fsdp      the same, but a device keeps only its part of the parameters and their moments, and
+#:             gets the others when a layer needs them
+#:   sequence  each device has some of the tokens
+#:   tensor    each device has some of the heads, and of the hidden features of the MLPs
+AXES = ("data", "fsdp", "sequence", "tensor")
 
 #: The axes that split the examples of a batch.
-BATCH_AXES = ("data",)
+BATCH_AXES = ACTIVATION_RULES["batch"]
 
-#: (pattern of the parameter's path, its layout): the first pattern found in the path decides.
-#: Optimizer moments and moving averages have the parameter's path in theirs and so its layout.
-#: Axes that the mesh lacks are dropped, and what no rule names is replicated.
-PARAMETER_RULES: tuple[tuple[str, PartitionSpec], ...] = ((r".*", PartitionSpec()),)
+#: (pattern of the parameter's path, layout of its last axes): the first pattern found in the path
+#: decides. Optimizer moments and moving averages have the parameter's path in theirs and so its
+#: layout. Axes that the mesh lacks or that do not divide the array's are dropped, and what no rule
+#: names is replicated. Of activations, see `cumulant_jax.models.layout`.
+PARAMETER_RULES: tuple[tuple[str, PartitionSpec], ...] = (
+    (r"(qkv|query|key_value|expand)/kernel$", PartitionSpec("fsdp", "tensor")),
+    (r"expand/bias$", PartitionSpec("tensor")),
+    (r"(out|contract)/kernel$", PartitionSpec("tensor", "fsdp")),
+    # Embeddings, heads, convolutions: their output features.
+    (r"(kernel|embedding)$", PartitionSpec("fsdp")),
+)
 
 
 def make_mesh(sizes: str = "data=-1", *, devices: Sequence[Any] | None = None) -> Mesh:
     """Makes the device mesh.
 
     Args:
-      sizes: comma-separated `axis=size`; one size may be -1, for all devices that remain.
+      sizes: comma-separated `axis=size`, axes of `AXES`; one size may be -1, for all devices that
+        remain. The order does not matter.
       devices: the devices to use, by default all of them.
 
     Raises:
-      NotImplementedError: if several processes take part.
       ValueError: for an unknown axis, or sizes whose product is not the number of devices.
 
     >>> make_mesh("data=-1").axis_names
     ('data',)
     """
-    if jax.process_count() > 1:
-        raise NotImplementedError(
-            f"training with {jax.process_count()} processes is not supported yet; start one "
-            "process, which uses all devices of its machine."
-        )
     devices = jax.devices() if devices is None else devices
     shape = _parse_sizes(sizes)
     if -1 in shape.values():
@@ -51,6 +61,7 @@ def make_mesh(sizes: str = "data=-1", *, devices: Sequence[Any] | None = None) -
             f"config key mesh: got {sizes!r}, expected sizes whose product is the number of "
             f"devices, {len(devices)}."
         )
+    shape = {axis: shape[axis] for axis in AXES if axis in shape}
     return jax.make_mesh(
         tuple(shape.values()),
         tuple(shape),
@@ -68,6 +79,8 @@ def _parse_sizes(sizes: str) -> dict[str, int]:
             raise ValueError(f"config key mesh: {unknown_name('mesh axis', name, AXES)}")
         if not re.fullmatch(r"-1|[1-9]\d*", size):
             raise ValueError(f"config key mesh: got {part!r}, expected {name}=SIZE, or -1.")
+        if name in shape:
+            raise ValueError(f"config key mesh: got {sizes!r}, expected each axis once.")
         shape[name] = int(size)
     if list(shape.values()).count(-1) > 1:
         raise ValueError(f"config key mesh: got {sizes!r}, expected -1 at most once.")
@@ -109,13 +122,15 @@ def path_name(path: tuple) -> str:
 
 
 def _fit(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> PartitionSpec:
-    """Drops the axes that the mesh lacks, and the dimensions that the array lacks."""
-
-    def known(entry):
+    """Lays a rule on the last axes of an array; drops what the mesh or the array lacks."""
+    entries = tuple(spec)[-len(shape) :] if shape else ()
+    fitted: list[tuple[str, ...] | None] = [None] * (len(shape) - len(entries))
+    for entry, size in zip(entries, shape[len(fitted) :], strict=True):
         names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-        return tuple(name for name in names if name in mesh.axis_names) or None
-
-    return PartitionSpec(*(known(entry) for entry in tuple(spec)[: len(shape)]))
+        names = tuple(name for name in names if name in mesh.axis_names)
+        fits = size % math.prod(mesh.shape[name] for name in names) == 0
+        fitted.append(names if names and fits else None)
+    return PartitionSpec(*fitted)
 
 
 def to_devices(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict[str, jax.Array]:

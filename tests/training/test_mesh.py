@@ -1,7 +1,7 @@
 import jax
 import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from cumulant_jax.training.mesh import batch_sharding, make_mesh, state_shardings, to_devices
 
@@ -19,11 +19,34 @@ def test_the_mesh_has_auto_axes_over_all_devices():
         ("data=0", "expected data=SIZE"),
         ("data=x", "expected data=SIZE"),
         ("data=1000", "the number of devices"),
+        ("data=1,data=1", "expected each axis once"),
+        ("tensors=1", "did you mean 'tensor'"),
     ],
 )
 def test_wrong_sizes_are_named(sizes, message):
     with pytest.raises(ValueError, match=f"config key mesh: .*{message}"):
         make_mesh(sizes)
+
+
+def test_the_order_of_the_axes_is_fixed():
+    mesh = make_mesh("tensor=1,sequence=1,fsdp=-1")
+    assert mesh.axis_names == ("fsdp", "sequence", "tensor")
+
+
+def test_a_rule_lays_out_the_last_axes_and_drops_what_does_not_divide():
+    mesh = AbstractMesh((2, 4), ("fsdp", "tensor"), axis_types=(AxisType.Auto,) * 2)
+    shapes = {
+        "blocks/0/attention/qkv/kernel": ((8, 12), PartitionSpec(("fsdp",), ("tensor",))),
+        "blocks/0/attention/out/kernel": ((8, 8), PartitionSpec(("tensor",), ("fsdp",))),
+        "blocks/0/mlp/expand/bias": ((16,), PartitionSpec(("tensor",))),
+        "blocks/0/mlp/expand/kernel": ((7, 16), PartitionSpec(None, ("tensor",))),
+        "patch_embedding/kernel": ((4, 4, 3, 8), PartitionSpec(None, None, None, ("fsdp",))),
+        "head/kernel": ((8, 5), PartitionSpec(None, None)),
+        "norm/scale": ((8,), PartitionSpec(None)),
+    }
+    for name, (shape, expected) in shapes.items():
+        tree = {name: jax.ShapeDtypeStruct(shape, np.float32)}
+        assert state_shardings(tree, mesh)[name].spec == expected, name
 
 
 def test_the_first_rule_that_matches_decides_for_parameters_and_their_moments():
@@ -44,7 +67,7 @@ def test_the_first_rule_that_matches_decides_for_parameters_and_their_moments():
     for part in (specs["params"], specs["opt_state"][0]["mu"]):
         assert part["mlp"]["up"]["kernel"] == PartitionSpec(None, ("data",))
         assert part["head"]["kernel"] == PartitionSpec(("data",), None)
-        assert part["mlp"]["up"]["bias"] == PartitionSpec()
+        assert part["mlp"]["up"]["bias"] == PartitionSpec(None)
     assert specs["opt_state"][0]["count"] == PartitionSpec()
 
 
@@ -55,9 +78,3 @@ def test_batches_are_copied_to_the_devices():
     assert placed["image"].sharding == batch_sharding(mesh)
     assert placed["image"].dtype == np.uint8
     np.testing.assert_array_equal(placed["image"], batch["image"])
-
-
-def test_several_processes_are_refused(monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(NotImplementedError, match="2 processes is not supported yet"):
-        make_mesh()

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.nnx.nn.dtypes import promote_dtype
 from jax import Array
 
 from cumulant_jax.attention import (
@@ -29,6 +30,7 @@ from cumulant_jax.models.layers.key_value_cache import (
     empty_cache,
 )
 from cumulant_jax.models.layers.norms import QK_NORMS
+from cumulant_jax.models.layout import constrain, splits
 
 AttentionKind = str | Callable[..., Array]
 
@@ -166,10 +168,30 @@ class _ProjectedAttention(nnx.Module):
         return self.function is softmax_attention
 
     def _project(self, x: Array) -> list[Array]:
+        if splits("heads", self.heads) > 1:
+            return self._project_by_heads(x)
         # No -1 in the shape: it cannot be told where there are no examples.
         shape = (*x.shape[:-1], self.heads, x.shape[-1] // self.heads)
         split = jnp.split(self.qkv(x), self.projections, axis=-1)
         return [part.reshape(shape) for part in split]
+
+    def _project_by_heads(self, x: Array) -> list[Array]:
+        """The same where each device has some of the heads, and computes the columns of those.
+
+        Query, key and value lie behind each other in the kernel: split as it is, a device would
+        have columns of heads that are not its own.
+        """
+        shape = (self.projections, self.heads, x.shape[-1] // self.heads)
+        x, kernel, bias = promote_dtype(
+            (x, self.qkv.kernel[...], None if self.qkv.bias is None else self.qkv.bias[...]),
+            dtype=self.qkv.dtype,
+        )
+        kernel = constrain(kernel.reshape(-1, *shape), None, None, "heads", None)
+        parts = jnp.einsum("btc,cphd->pbthd", x, kernel, precision=self.qkv.precision)
+        if bias is not None:
+            bias = constrain(bias.reshape(shape), None, "heads", None)
+            parts = parts + bias[:, None, None]
+        return [constrain(part, "batch", "tokens", "heads", None) for part in parts]
 
     def _merge(self, attended: Any, x: Array, *, train: bool, rng: Array | None) -> Array:
         _check_attended(attended, (*x.shape[:-1], self.heads, x.shape[-1] // self.heads))

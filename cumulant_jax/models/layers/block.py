@@ -10,6 +10,7 @@ from jax import Array
 from cumulant_jax.models.layers.dropout import DropPath, key_at
 from cumulant_jax.models.layers.mlp import MLP
 from cumulant_jax.models.layers.norms import layer_norm
+from cumulant_jax.models.layout import constrain
 
 
 class LayerScale(nnx.Module):
@@ -127,6 +128,7 @@ def run_block(
     Returns:
       What the block returns.
     """
+    x = constrain(x, "batch", "tokens", None)
     if not remat:
         return block(x, train=train, keys=keys, **call)
     # jax.checkpoint wants a pure function: it gets the block's arrays and puts the module together

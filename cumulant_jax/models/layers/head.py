@@ -6,6 +6,7 @@ from flax import nnx
 from jax import Array
 
 from cumulant_jax.models.layers.initializers import bias_init, weight_init
+from cumulant_jax.models.layout import constrain
 
 
 class Head(nnx.Linear):
@@ -37,4 +38,4 @@ class Head(nnx.Linear):
     @jax.named_scope("head")
     def __call__(self, features: Array) -> Array:
         """Maps features [batch, dim] to logits [batch, num_classes]."""
-        return super().__call__(features)
+        return super().__call__(constrain(features, "batch", None))

@@ -7,6 +7,7 @@ from jax import Array
 
 from cumulant_jax.models.layers.dropout import key_at
 from cumulant_jax.models.layers.initializers import bias_init, weight_init
+from cumulant_jax.models.layout import constrain
 
 #: The exact GELU, and the approximation of the published ViT, ViViT and GPT-2.
 GELUS = ("erf", "tanh")
@@ -44,6 +45,9 @@ class MLP(nnx.Module):
     @jax.named_scope("mlp")
     def __call__(self, x: Array, *, train: bool = False, keys: Array | None = None) -> Array:
         """Maps every token of x [..., dim] by itself; training with dropout needs 2 keys."""
-        x = jax.nn.gelu(self.expand(x), approximate=self.gelu == "tanh")
+        x = self.expand(x)
+        if x.ndim == 3:
+            x = constrain(x, "batch", "tokens", "hidden")
+        x = jax.nn.gelu(x, approximate=self.gelu == "tanh")
         x = self.dropout(x, deterministic=not train, rngs=key_at(keys, 0))
         return self.dropout(self.contract(x), deterministic=not train, rngs=key_at(keys, 1))
