@@ -9,23 +9,29 @@
     if __name__ == "__main__":
         sys.exit(cli.run(main, parser))
 
-Exit codes: 0 done, 1 training failed (such as a loss that is not finite), 2 wrong input,
-128 + N stopped by signal N.
+Exit codes: 0 done, 1 training failed (a loss that is not finite, another process that was lost),
+2 wrong input, 128 + N stopped by signal N.
 """
 
 import argparse
 import importlib
+import os
 import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import jax
+
 from cumulant_jax.naming import unknown_name
 from cumulant_jax.training import Interrupted, NonFiniteError, load_config
 from cumulant_jax.training.compilation_cache import enable_compilation_cache
+from cumulant_jax.training.processes import ProcessFlags, start_processes
 
 _OVERRIDE = re.compile(r"--?config\.")
+# What the transports of XLA and its coordination service say of a process that is gone.
+_LOST = re.compile(r"gloo|peer|connection|heartbeat|coordination|nccl|unavailable", re.IGNORECASE)
 _REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -71,6 +77,18 @@ def make_parser(
     return parser
 
 
+def add_process_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags by which several processes find each other where no launcher tells them."""
+    group = parser.add_argument_group("several processes (not needed with srun, mpirun or GKE)")
+    group.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="where process 0 waits for the others; 'auto' on the hosts of a TPU pod",
+    )
+    group.add_argument("--num-processes", type=int, metavar="N", help="how many there are")
+    group.add_argument("--process-id", type=int, metavar="I", help="the number of this one, from 0")
+
+
 def run(
     main: Callable[[argparse.Namespace], int | None],
     parser: argparse.ArgumentParser,
@@ -89,20 +107,62 @@ def run(
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         args = _parse(parser, argv)
+        several = "coordinator" in args and _start_processes(args)
+    except Exception as error:
+        return _exit_code(error, argv)
+    try:
         enable_compilation_cache()
         return main(args) or 0
-    except Interrupted as stop:
-        _say(str(stop))
-        return stop.exit_code
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
-    except NonFiniteError as error:
-        return _report(error, argv, code=1)
-    except (ValueError, TypeError, LookupError, NotImplementedError, OSError) as error:
-        if not _is_for_the_user(error):
-            raise
-        return _report(error, argv, code=2)
+    except (Exception, KeyboardInterrupt) as error:
+        if not several or isinstance(error, Interrupted):
+            return _exit_code(error, argv)
+        # Without a goodbye, which would wait for the others: they notice, and stop too.
+        os._exit(_exit_code_among_several(error, argv))
+
+
+def _start_processes(args: argparse.Namespace) -> bool:
+    return start_processes(
+        ProcessFlags(
+            coordinator=args.coordinator,
+            num_processes=args.num_processes,
+            process_id=args.process_id,
+        )
+    )
+
+
+def _exit_code(error: BaseException, argv: Sequence[str]) -> int:
+    """Says what happened in one line, or raises what is no user's matter."""
+    match error:
+        case Interrupted():
+            _say(str(error))
+            return error.exit_code
+        case KeyboardInterrupt():
+            _say("interrupted")
+            return 130
+        case NonFiniteError():
+            return _report(error, argv, code=1)
+        case ValueError() | TypeError() | LookupError() | NotImplementedError() | OSError():
+            if _is_for_the_user(error):
+                return _report(error, argv, code=2)
+    raise error
+
+
+def _exit_code_among_several(error: BaseException, argv: Sequence[str]) -> int:
+    is_lost = isinstance(error, jax.errors.JaxRuntimeError) and _LOST.search(str(error))
+    if is_lost:
+        error = ConnectionError(
+            f"process {jax.process_index()} stops, as it lost another one "
+            f"({str(error).splitlines()[0][:200]}). Start all again: they go on from the last "
+            "checkpoint."
+        )
+    try:
+        code = _report(error, argv, code=1) if is_lost else _exit_code(error, argv)
+    except BaseException:
+        traceback.print_exception(error)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
 
 
 def _parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Namespace:

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from cumulant_jax.training import Checkpoints, RunDirectory, build
+from cumulant_jax.training.processes import is_first
 from cumulant_jax.training.run_directory import write_json
 from experiments import cli
 
@@ -50,13 +51,15 @@ def main(args: argparse.Namespace) -> None:
         "num_examples": task.num_eval,
         **scores,
     }
-    print(json.dumps(result))
-    write_json(args.output or run.path / f"evaluation-{step}.json", result)
+    if is_first():
+        print(json.dumps(result))
+        write_json(args.output or run.path / f"evaluation-{step}.json", result)
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of this command."""
     parser = cli.make_parser(__doc__, config=False)
+    cli.add_process_flags(parser)
     parser.add_argument(
         "--checkpoint", default="last", help="'last' (the default), 'best' or a step"
     )

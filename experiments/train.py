@@ -4,6 +4,10 @@
     python -m experiments.train --config configs/cifar10.py:attention=cumulant3,variant=ti4 \
         --config.batch_size=256 --directory runs/y
 
+Several processes train together where srun, mpirun or a TPU pod starts them, or by flags:
+
+    python -m experiments.train … --coordinator=host0:9876 --num-processes=2 --process-id=0
+
 Ctrl-C (or SIGTERM) finishes the step, saves and exits; the same command goes on from there.
 """
 
@@ -22,6 +26,7 @@ def main(args: argparse.Namespace) -> None:
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of this command."""
     parser = cli.make_parser(__doc__)
+    cli.add_process_flags(parser)
     parser.add_argument(
         "--stop-after",
         metavar="DURATION",

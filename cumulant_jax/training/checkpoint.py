@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import logging
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,11 +13,23 @@ import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
+from cumulant_jax.training.processes import all_agree, is_first, wait_for_all
 from cumulant_jax.training.state import TrainState
+
+_logger = logging.getLogger(__name__)
 
 
 class CheckpointError(OSError):
-    """A checkpoint cannot be read or written; the message says which and what to do."""
+    """A checkpoint cannot be read or written; the message says which and what to do.
+
+    Attributes:
+      reason: what is wrong with it.
+    """
+
+    def __init__(self, message: str, *, reason: str = ""):
+        """Keeps the reason beside the message."""
+        super().__init__(message)
+        self.reason = reason
 
 
 class Restored(NamedTuple):
@@ -71,11 +84,12 @@ class Checkpoints:
             get_metric_fn=self._score, n=keep_best, keep_checkpoints_without_metrics=False
         )
         policy = policies.AnyPreservationPolicy([policies.LatestN(keep_last), best])
-        if not read_only and jax.process_index() == 0:
+        if not read_only and is_first():
             _remove_remains(directory)
+        wait_for_all("remains of checkpoints are removed")
         # Orbax reads them all when it opens, and says nothing of where they are.
         for step in self._steps_on_disk():
-            self._metrics(step)
+            self._require_metrics(step, put_aside=not read_only)
         self._manager = ocp.CheckpointManager(
             directory.absolute(),
             options=ocp.CheckpointManagerOptions(
@@ -143,12 +157,22 @@ class Checkpoints:
         except (ValueError, TypeError) as error:
             raise self._damaged(step, error) from error
 
+    def _require_metrics(self, step: int, *, put_aside: bool) -> None:
+        try:
+            self._metrics(step)
+        except CheckpointError as error:
+            if not put_aside or step == self._steps_on_disk()[0]:
+                raise
+            self._put_aside(step, error)
+
     def _damaged(self, step: int, error: Exception) -> CheckpointError:
         before = [other for other in self._steps_on_disk() if other < step]
         remedy = f"go on from step {before[-1]}" if before else "start from the beginning"
+        reason = f"cannot be read ({_first_line(error)})"
         return CheckpointError(
-            f"the checkpoint {str(self._path(step))!r} cannot be read ({_first_line(error)}); "
-            f"delete that directory to {remedy}."
+            f"the checkpoint {str(self._path(step))!r} {reason}; delete that directory to "
+            f"{remedy}.",
+            reason=reason,
         )
 
     def save(
@@ -206,6 +230,57 @@ class Checkpoints:
         except Exception as error:
             raise self._damaged(step, error) from error
         return Restored(content.state, content.data, content.progress)
+
+    def restore_latest(self, abstract: TrainState) -> Restored | None:
+        """Restores the latest checkpoint that can be read.
+
+        A damaged one is renamed to "damaged-STEP", with a warning, and the one before it taken. The
+        steps after that are trained again, and the same data make the same state of them.
+
+        Args:
+          abstract: as for `restore`.
+
+        Returns:
+          Its content; None if there is no checkpoint at all.
+
+        Raises:
+          CheckpointError: if there are some, and none can be read.
+        """
+        steps = self.steps
+        for step in reversed(steps):
+            restored, error = self._try(step, abstract)
+            # A file may be whole for one process and not for another.
+            if all_agree(restored is not None):
+                return restored
+            error = error or self._damaged(step, ValueError("another process cannot read it"))
+            if step == steps[0]:
+                raise error
+            self._put_aside(step, error)
+            self._manager.reload()
+        return None
+
+    def _try(
+        self, step: int, abstract: TrainState
+    ) -> tuple[Restored | None, CheckpointError | None]:
+        try:
+            return self.restore(step, abstract), None
+        except CheckpointError as error:
+            return None, error
+
+    def _put_aside(self, step: int, error: CheckpointError) -> None:
+        path = self._path(step)
+        aside = path.with_name(f"damaged-{step}")
+        if is_first():
+            _logger.warning(
+                "the checkpoint %r %s; it is now %r, and the one before it counts",
+                str(path),
+                error.reason,
+                aside.name,
+            )
+            if aside.exists():
+                shutil.rmtree(aside)
+            path.rename(aside)
+        wait_for_all(f"the checkpoint of step {step} is put aside")
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk."""

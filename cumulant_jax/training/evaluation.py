@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 
-from cumulant_jax.training.mesh import batch_divisor, batch_sharding, to_devices
+from cumulant_jax.training.mesh import batch_divisor, batch_sharding, data_share, to_devices
 from cumulant_jax.training.tasks.task import Task
 
 # Batches that may wait for the device; bounds the memory that the inputs take.
@@ -40,7 +40,10 @@ def evaluate(
     sharding = batch_sharding(mesh)
     batch_size = -(-batch_size // batch_divisor(mesh)) * batch_divisor(mesh)
     pending, totals = [], {}
-    for batch in task.eval_batches(batch_size=batch_size):
+    share = data_share(mesh)
+    for batch in task.eval_batches(
+        batch_size=batch_size, process_index=share.index, process_count=share.count
+    ):
         pending.append(eval_step(params, model_state, to_devices(batch, sharding)))
         if len(pending) > _IN_FLIGHT:
             _add(totals, jax.device_get(pending.pop(0)))

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from cumulant_jax.training.config import ExperimentConfig
 from cumulant_jax.training.evaluation import evaluate
-from cumulant_jax.training.mesh import batch_divisor, batch_sharding, make_mesh
+from cumulant_jax.training.mesh import batch_divisor, batch_sharding, data_share, make_mesh
 from cumulant_jax.training.optimizer import make_optimizer, make_schedule
 from cumulant_jax.training.plan import Plan
 from cumulant_jax.training.state import TrainState, create_state, num_parameters, state_shapes
@@ -75,7 +75,13 @@ class Experiment:
 
     def train_iterator(self) -> Any:
         """Returns the endless Grain iterator of this process's share of the batches."""
-        return self.task.train_iterator(batch_size=self.config.batch_size, seed=self.config.seed)
+        share = data_share(self.mesh)
+        return self.task.train_iterator(
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            process_index=share.index,
+            process_count=share.count,
+        )
 
     def train_step(self, *, donate: bool = True) -> Any:
         """Returns the jitted step (state, batch) → (state, metrics), not compiled yet."""

@@ -15,9 +15,10 @@ from cumulant_jax.training.durations import Duration
 from cumulant_jax.training.experiment import CompiledStep, Experiment, build
 from cumulant_jax.training.mesh import batch_sharding
 from cumulant_jax.training.meter import Meter, require_finite, require_finite_parameters
-from cumulant_jax.training.metrics_files import MetricsFiles
+from cumulant_jax.training.metrics_files import MetricsFiles, NoFiles
 from cumulant_jax.training.prefetch import DevicePrefetch
-from cumulant_jax.training.progress import Reporter, default_reporter
+from cumulant_jax.training.processes import is_first, wait_for_all
+from cumulant_jax.training.progress import Reporter, SilentReporter, default_reporter
 from cumulant_jax.training.record import Record, columns, row, run_info, summarize
 from cumulant_jax.training.run_directory import RunDirectory
 from cumulant_jax.training.signals import Interrupted, StopRequest
@@ -53,7 +54,8 @@ def train(
       ValueError: if the directory holds a run of another config (the message lists the differences)
         or the config names something that does not exist; nothing is written then.
       FileNotFoundError: if the data set is not prepared.
-      CheckpointError: if a checkpoint cannot be read or written.
+      CheckpointError: if no checkpoint can be read, or one cannot be written. One that is damaged
+        is put aside with a warning, and the one before it taken.
       NonFiniteError: if a metric became NaN or infinite; no later state is saved.
       Interrupted: on SIGINT or SIGTERM, after the step was finished and saved.
     """
@@ -61,6 +63,7 @@ def train(
     run.check(config)
     done = run.summary()
     with contextlib.ExitStack() as stack:
+        reporter = reporter if is_first() else SilentReporter()
         reporter = reporter or default_reporter()
         stack.callback(getattr(reporter, "close", lambda: None))
         if done is not None and done.completed:
@@ -71,11 +74,14 @@ def train(
         last = _last_step(experiment, stop_after)
         stack.enter_context(jax.set_mesh(experiment.mesh))
         traced = experiment.trace_train_step()
-        stack.enter_context(run.lock())
-        run.write_config(config)
+        if is_first():
+            stack.enter_context(run.lock())
+            run.write_config(config)
+        wait_for_all("the run directory is there")
         stop = StopRequest()
         summary = _run(experiment, run, reporter, last=last, traced=traced, stop=stop, outer=stack)
-        run.write_summary(summary)
+        if is_first():
+            run.write_summary(summary)
         reporter.on_finish(summary)
     if stop.signum is not None:
         raise Interrupted(stop.signum, _stop_message(stop.signum, summary))
@@ -100,7 +106,7 @@ def _run(
         state, record = _start_or_restore(experiment, checkpoints, iterator)
         step = int(state.step)
         train_step = experiment.compile_train_step(traced)
-        files = stack.enter_context(MetricsFiles(run.path, columns(experiment), after_step=step))
+        files = stack.enter_context(_open_files(experiment, run, after_step=step))
         batches = DevicePrefetch(iterator, batch_sharding(experiment.mesh))
         # Until the caller has written the summary: a signal must not cut the last writes short.
         outer.enter_context(stop)
@@ -134,7 +140,7 @@ class _Loop:
     reporter: Reporter
     train_step: CompiledStep
     checkpoints: Checkpoints
-    files: MetricsFiles
+    files: MetricsFiles | NoFiles
     batches: DevicePrefetch
     record: Record
     began: float
@@ -151,7 +157,7 @@ class _Loop:
     def run(self, last: int, stop: StopRequest) -> None:
         """Trains up to step `last` or a signal, and saves the step it ends with."""
         plan, call = self.experiment.plan, self.train_step.call
-        while self.step < last and stop.signum is None:
+        while self.step < last and not stop.stops_after(self.step):
             self.step += 1
             self.state, values = call(self.state, next(self.batches))
             self._meter.add(self.step, values)
@@ -232,13 +238,20 @@ def _open_checkpoints(experiment: Experiment, run: RunDirectory) -> Checkpoints:
     )
 
 
+def _open_files(
+    experiment: Experiment, run: RunDirectory, *, after_step: int
+) -> MetricsFiles | NoFiles:
+    if not is_first():
+        return NoFiles()
+    return MetricsFiles(run.path, columns(experiment), after_step=after_step)
+
+
 def _start_or_restore(
     experiment: Experiment, checkpoints: Checkpoints, iterator: Any
 ) -> tuple[TrainState, Record]:
-    step = checkpoints.latest_step
-    if step is None:
+    restored = checkpoints.restore_latest(experiment.shapes)
+    if restored is None:
         return experiment.create_state(), Record()
-    restored = checkpoints.restore(step, experiment.shapes)
     iterator.set_state(restored.data)
     return restored.state, Record(**restored.progress)
 

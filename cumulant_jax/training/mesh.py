@@ -1,5 +1,6 @@
 """The device mesh, and the rules that lay parameters and batches out on it."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -97,6 +98,47 @@ def batch_divisor(mesh: Mesh) -> int:
     return int(np.prod([mesh.shape[axis] for axis in BATCH_AXES if axis in mesh.axis_names]))
 
 
+@dataclasses.dataclass(frozen=True)
+class DataShare:
+    """The part of every batch that a process reads: number `index` of `count` equal ones."""
+
+    index: int = 0
+    count: int = 1
+
+
+def data_share(mesh: Mesh, *, process_index: int | None = None) -> DataShare:
+    """Returns which part of a batch a process reads.
+
+    Processes whose devices hold the same examples, because the tokens or the heads are split
+    between them, read the same part.
+
+    Args:
+      mesh: the device mesh.
+      process_index: the process, by default this one.
+
+    Raises:
+      ValueError: the devices of a process hold examples that do not follow each other, or not as
+        many as those of another; the message says which mesh would do.
+
+    >>> data_share(make_mesh("data=-1"))
+    DataShare(index=0, count=1)
+    """
+    process_index = jax.process_index() if process_index is None else process_index
+    batch = batch_divisor(mesh)
+    rows_of: dict[int, set[int]] = {}
+    for device, (rows,) in batch_sharding(mesh).devices_indices_map((batch,)).items():
+        rows_of.setdefault(device.process_index, set()).update(range(*rows.indices(batch)))
+    parts = {tuple(sorted(rows)) for rows in rows_of.values()}
+    size = len(min(parts, key=len))
+    if parts != {tuple(range(i, i + size)) for i in range(0, batch, size)}:
+        raise ValueError(
+            f"config key mesh: got {dict(mesh.shape)} on {len(rows_of)} processes, whose devices "
+            "hold unequal or overlapping parts of a batch. Choose sizes of data and fsdp whose "
+            "product is a multiple of the number of processes, or divides it."
+        )
+    return DataShare(min(rows_of[process_index]) // size, batch // size)
+
+
 def state_shardings(
     tree: Any,
     mesh: Mesh,
@@ -137,9 +179,11 @@ def to_devices(batch: Mapping[str, np.ndarray], sharding: NamedSharding) -> dict
     """Starts the transfer of a batch to the devices; returns at once.
 
     Args:
-      batch: arrays [B, ...]; with several processes, this process's share of the batch.
+      batch: arrays [B, ...]; with several processes, the part that `data_share` says.
       sharding: the layout of the whole batch.
     """
     if jax.process_count() == 1:
         return jax.device_put(dict(batch), sharding)
-    return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}
+    # Explicit, though the transfer guard does not know it.
+    with jax.transfer_guard_host_to_device("allow"):
+        return {k: jax.make_array_from_process_local_data(sharding, v) for k, v in batch.items()}

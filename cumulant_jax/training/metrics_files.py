@@ -72,6 +72,23 @@ class MetricsFiles:
         self._events.close()
 
 
+class NoFiles:
+    """Writes nothing: what a process has whose metrics another one writes."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Does nothing."""
+
+    def flush(self) -> None:
+        """Does nothing."""
+
+    def __enter__(self) -> Self:
+        """Returns itself."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Does nothing."""
+
+
 def read_rows(file: Path) -> list[dict[str, float]]:
     """Reads metrics.jsonl; a last line that a kill cut off is left out, as is a missing file.
 

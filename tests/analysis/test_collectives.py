@@ -28,7 +28,7 @@ def line(text):
             32,
         ),
         (
-            "ROOT %r = f32[4]{0} reduce-scatter(%p), replica_groups=[4,2]<=[2,4]T(1,0), to_apply=%a",
+            "ROOT %r = f32[4]{0} reduce-scatter(%p), replica_groups=[4,2]<=[2,4]T(1,0)",
             "reduce-scatter",
             32,
             (0, 4),

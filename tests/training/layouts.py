@@ -1,8 +1,8 @@
 """Run by test_layouts.py in a process of its own: training steps on meshes of eight CPU devices.
 
-Arguments: "losses" or "program", a model of `MODELS`, an attention kind, then meshes ("data=1" is one
-device). Prints, as JSON on the last line, for each mesh the layouts of the state, what the compiled
-step sends between devices, and the losses where they are asked for.
+Arguments: "losses" or "program", a model of `MODELS`, an attention kind, then meshes ("data=1" is
+one device). Prints, as JSON on the last line, for each mesh the layouts of the state, what the
+compiled step sends between devices, and the losses where they are asked for.
 """
 
 import json

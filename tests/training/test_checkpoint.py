@@ -110,22 +110,46 @@ def cut(path):
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_a_damaged_checkpoint_is_named_with_what_to_do(experiment, tmp_path, damage, item):
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(
+    experiment, tmp_path, damage, item, caplog
+):
     with Checkpoints(tmp_path) as checkpoints:
         for step in (3, 7):
             save(checkpoints, step, experiment.create_state(), 0.5)
     damage(tmp_path / "7" / item)
 
     def restore():
-        with Checkpoints(tmp_path) as checkpoints:
+        with Checkpoints(tmp_path, read_only=True) as checkpoints:
             checkpoints.restore(7, experiment.shapes)
 
     with pytest.raises(CheckpointError, match=r"/7' cannot be read .* from step 3\.$") as caught:
         restore()
     assert "\n" not in str(caught.value)
-    shutil.rmtree(tmp_path / "7")
+    # A run that goes on takes the one before it, and can save that step again.
     with Checkpoints(tmp_path) as checkpoints:
+        restored = checkpoints.restore_latest(experiment.shapes)
+        assert restored.progress == {"seconds": 4.5}
         assert checkpoints.latest_step == 3
+        warning = f"{str(tmp_path / '7')!r} cannot be read"
+        assert [warning in record.getMessage() for record in caplog.records] == [True]
+        assert "it is now 'damaged-7'" in caplog.text
+        save(checkpoints, 7, experiment.create_state(), 0.5)
+        checkpoints.wait()
+        assert checkpoints.steps == [3, 7]
+    assert (tmp_path / "damaged-7").is_dir()
+
+
+def test_where_all_are_damaged_the_first_is_named(experiment, tmp_path):
+    with Checkpoints(tmp_path) as checkpoints:
+        for step in (3, 7):
+            save(checkpoints, step, experiment.create_state(), 0.5)
+    for step in (3, 7):
+        cut(tmp_path / str(step) / "state")
+    with (
+        Checkpoints(tmp_path) as checkpoints,
+        pytest.raises(CheckpointError, match=r"/3' cannot be read .* start from the beginning"),
+    ):
+        checkpoints.restore_latest(experiment.shapes)
 
 
 def test_an_empty_directory_is_no_checkpoint(experiment, tmp_path):

@@ -51,24 +51,34 @@ class ClassificationTask:
         """The opened data set, with its `info`."""
         return self._dataset
 
-    def train_iterator(self, *, batch_size: int, seed: int, start_step: int = 0) -> Any:
+    def train_iterator(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> Any:
         """Returns the endless iterator of training batches."""
         return data.train_iterator(
             self._dataset,
             batch_size=batch_size,
             seed=seed,
             start_step=start_step,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_index=process_index,
+            process_count=process_count,
         )
 
-    def eval_batches(self, *, batch_size: int) -> Iterable[Mapping[str, np.ndarray]]:
+    def eval_batches(
+        self, *, batch_size: int, process_index: int = 0, process_count: int = 1
+    ) -> Iterable[Mapping[str, np.ndarray]]:
         """Returns the batches of the evaluation split."""
         return data.eval_batches(
             self._dataset,
             batch_size=batch_size,
-            process_index=jax.process_index(),
-            process_count=jax.process_count(),
+            process_index=process_index,
+            process_count=process_count,
         )
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:

@@ -31,12 +31,28 @@ class Task(Protocol):
     num_train: int
     num_eval: int
 
-    def train_iterator(self, *, batch_size: int, seed: int, start_step: int = 0) -> Any:
-        """Returns an endless Grain iterator of batches, a pure function of seed and step."""
+    def train_iterator(
+        self,
+        *,
+        batch_size: int,
+        seed: int,
+        start_step: int = 0,
+        process_index: int = 0,
+        process_count: int = 1,
+    ) -> Any:
+        """Returns an endless Grain iterator of batches, a pure function of seed and step.
+
+        Each of `process_count` readers gets its part of every batch.
+        """
         ...
 
-    def eval_batches(self, *, batch_size: int) -> Iterable[Mapping[str, np.ndarray]]:
-        """Returns batches that hold every example once, with a `weight` that is 0 for padding."""
+    def eval_batches(
+        self, *, batch_size: int, process_index: int = 0, process_count: int = 1
+    ) -> Iterable[Mapping[str, np.ndarray]]:
+        """Returns batches that hold every example once, with a `weight` that is 0 for padding.
+
+        Each of `process_count` readers gets its part of every batch, and equally many batches.
+        """
         ...
 
     def batch_shapes(self, batch_size: int) -> dict[str, jax.ShapeDtypeStruct]:
