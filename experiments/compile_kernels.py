@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import importlib.metadata
 import json
 import logging
 import math
-import os
 import shutil
 import sys
 import time
@@ -28,31 +26,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-CONFIG = Path(__file__).with_name("h100_target_config.txt")
+from experiments import compiler_targets
+
 _DUMPS = "dumps"
-
-
-def _prepare_gpu(dumps: Path) -> None:
-    os.environ |= {
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
-        "MOSAIC_GPU_DUMP_TO": str(dumps),
-        "MOSAIC_GPU_DUMP_PTX": "1",
-        "MOSAIC_GPU_DUMP_PTXAS": "1",
-        "MOSAIC_GPU_DUMP_MLIR_PASSES": "1",
-    }
-
-
-def _prepare_tpu(dumps: Path) -> None:
-    libtpu = importlib.import_module("libtpu")
-    os.environ |= {
-        "TPU_SKIP_MDS_QUERY": "1",
-        "TPU_ACCELERATOR_TYPE": "v5litepod-8",
-        "TPU_WORKER_HOSTNAMES": "localhost",
-        "TPU_LIBRARY_PATH": libtpu.get_library_path(),
-        # No chip is opened, so several compilers may run.
-        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-        "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={dumps} --xla_jf_dump_llo_text=true",
-    }
 
 
 def _keep_gpu(dumps: Path, target: Path) -> None:
@@ -70,23 +46,22 @@ def _keep_tpu(dumps: Path, target: Path) -> None:
     shutil.move(found, target / "utilization.txt")
 
 
-# The platform's name for jax, what must be set before jax is imported, and what of the dumps stays.
-_PLATFORMS = {"gpu": ("cuda", _prepare_gpu, _keep_gpu), "tpu": ("tpu", _prepare_tpu, _keep_tpu)}
+# What of the dumps stays.
+_KEEP = {"gpu": _keep_gpu, "tpu": _keep_tpu}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Compiles the kernels of all cases on standard input."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--platform", choices=sorted(_PLATFORMS), required=True)
+    parser.add_argument("--platform", choices=sorted(_KEEP), required=True)
     parser.add_argument("--topology", required=True)
     parser.add_argument("--directory", type=Path, required=True)
     args = parser.parse_args(argv)
     dumps = (args.directory / _DUMPS).resolve()
     dumps.mkdir(parents=True, exist_ok=True)
-    platform, prepare, keep = _PLATFORMS[args.platform]
-    os.environ["JAX_PLATFORMS"] = "cpu"
-    prepare(dumps)
-    target = _target(platform, args.topology)
+    keep = _KEEP[args.platform]
+    compiler_targets.prepare(args.platform, dumps=dumps)
+    target = compiler_targets.devices(args.platform, args.topology)[0]
     _reply({"versions": _versions()})
     seen: dict[Any, Path] = {}
     for line in sys.stdin:
@@ -107,16 +82,6 @@ def main(argv: list[str] | None = None) -> int:
             _reply(case | {"error": f"{type(error).__name__}: {error}"[:500]})
     shutil.rmtree(dumps)
     return 0
-
-
-def _target(platform: str, topology: str):
-    from jax.experimental import topologies
-
-    options = {}
-    if platform == "cuda":
-        options = {"target_config": CONFIG.read_text(encoding="utf-8"), "topology": "1x1x1"}
-    description = topologies.get_topology_desc(platform=platform, topology_name=topology, **options)
-    return description.devices[0]
 
 
 def _kernels_of(case: dict[str, Any], target) -> Iterator[tuple[dict[str, Any], Any]]:
@@ -168,14 +133,9 @@ def _attention(case: dict[str, Any]):
 def _trace(function, arguments, target):
     import jax
 
-    from cumulant_jax.kernels import Device, assume_device
+    from cumulant_jax.kernels import assume_device
 
-    platform = "gpu" if target.platform in ("cuda", "gpu") else target.platform
-    capability = getattr(target, "compute_capability", None)
-    if capability is not None:
-        major, minor = str(capability).split(".")
-        capability = (int(major), int(minor))
-    with assume_device(Device(platform, target.device_kind, capability)):
+    with assume_device(compiler_targets.assumed([target])):
         return jax.make_jaxpr(function)(*arguments)
 
 

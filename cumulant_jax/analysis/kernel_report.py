@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cumulant_jax.analysis.chips import Chip, occupancy
+from cumulant_jax.costs.chips import Chip, occupancy
 from cumulant_jax.analysis.compiler_dumps import (
     GpuKernel,
     TpuKernel,

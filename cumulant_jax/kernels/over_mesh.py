@@ -7,6 +7,10 @@ partitioner then leaves each array where it is:
   b batch    t tokens of the queries    s tokens of keys and values    k heads    h query heads
 
 All other letters are axes that every shard needs whole.
+
+XLA's compiler for CPUs and GPUs asks how each operation is to be split, wherever its arrays are. That
+for TPUs does not ask (jax-ml/jax#38196): there the names of the ambient mesh's axes say it
+(`jax.set_mesh`), and without a mesh every device works on the whole.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
@@ -27,7 +32,16 @@ from jax.sharding import PartitionSpec as P
 
 from cumulant_jax.kernels.device import current_device
 
+_logger = logging.getLogger(__name__)
+
 _SHARDED = "btsk"
+
+# Platforms whose compiler asks.
+_ASKING = ("cpu", "gpu")
+
+# Where it does not, what axes of these names split; all others split the batch.
+_TOKEN_AXES = ("sequence", "seq", "context")
+_HEAD_AXES = ("tensor", "model", "heads")
 
 # Letter to the mesh axes over which that axis is sharded.
 Axes = Mapping[str, tuple[str, ...]]
@@ -83,7 +97,9 @@ def run(operation: Operation, *arrays: jax.Array) -> tuple[jax.Array, ...]:
     if AxisType.Explicit in types and not mesh.manual_axes:
         return _run_explicit(operation, mesh, arrays)
     if not is_alone():
-        return _with_one_batch_axis(_partitioned(operation), operation, arrays)
+        asks = current_device().platform in _ASKING
+        partitioned = _partitioned(operation) if asks else _partitioned_by_names(operation)
+        return _with_one_batch_axis(partitioned, operation, arrays)
     if operation.needs_one_batch_axis:
         return _with_one_batch_axis(_alone(operation), operation, arrays)
     return operation({}, *arrays)
@@ -186,6 +202,49 @@ def _partitioned(operation: Operation):
 
     call.def_partition(partition, sharding_rule=_rule(operation))
     return _with_derivatives(operation, _under_vmap(operation, call))
+
+
+@functools.lru_cache(maxsize=1024)
+def _partitioned_by_names(operation: Operation):
+    """The operation on arrays with one batch axis, split as the axes of the ambient mesh are called.
+
+    Arrays that are elsewhere are moved: the values do not depend on the names.
+    """
+
+    def call(*arrays):
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            _hint()
+            return operation({}, *arrays)
+        spec = {"b": tuple(n for n in mesh.axis_names if n not in (*_TOKEN_AXES, *_HEAD_AXES))}
+        spec |= {x: tuple(n for n in mesh.axis_names if n in _TOKEN_AXES) for x in "ts"}
+        spec |= {x: tuple(n for n in mesh.axis_names if n in _HEAD_AXES) for x in "kh"}
+        arguments = [
+            (tuple(spec.get(letter) for letter in layout), x.shape)
+            for layout, x in zip(operation.inputs, arrays, strict=True)
+        ]
+        axes = _axes_of(operation, arguments, mesh.shape)
+        return _on_shards(operation, axes)(*arrays)
+
+    return _with_derivatives(operation, call)
+
+
+@functools.cache
+def _hint() -> None:
+    _logger.info(
+        "several devices and no mesh: each of them runs attention on all of its arrays; "
+        "jax.set_mesh(mesh) splits it over the axes of the mesh"
+    )
+
+
+def _on_shards(operation: Operation, axes: Axes):
+    """The operation on each shard of the ambient mesh, as `axes` split its arrays."""
+    return jax.shard_map(
+        functools.partial(operation, axes),
+        in_specs=tuple(_spec(layout, axes) for layout in operation.inputs),
+        out_specs=tuple(_spec(layout, axes) for layout in operation.outputs),
+        check_vma=False,
+    )
 
 
 def _rule(operation: Operation):
@@ -307,10 +366,4 @@ def _run_explicit(operation: Operation, mesh, arrays):
     axes = _axes_of(operation, arguments, mesh.shape)
     in_specs = tuple(_spec(layout, axes) for layout in operation.inputs)
     arrays = tuple(jax.sharding.reshard(x, spec) for x, spec in zip(arrays, in_specs, strict=True))
-    local = jax.shard_map(
-        functools.partial(operation, axes),
-        in_specs=in_specs,
-        out_specs=tuple(_spec(layout, axes) for layout in operation.outputs),
-        check_vma=False,
-    )
-    return local(*arrays)
+    return _on_shards(operation, axes)(*arrays)

@@ -147,7 +147,12 @@ class Experiment:
         )
 
 
-def build(config: ExperimentConfig, *, devices: Sequence[Any] | None = None) -> Experiment:
+def build(
+    config: ExperimentConfig,
+    *,
+    devices: Sequence[Any] | None = None,
+    task: Task | None = None,
+) -> Experiment:
     """Puts an experiment together: opens the data, builds the model's structure and the mesh.
 
     No parameters are made and nothing is compiled or written.
@@ -156,6 +161,7 @@ def build(config: ExperimentConfig, *, devices: Sequence[Any] | None = None) -> 
       config: the config.
       devices: the devices to use, by default all of them; they may be those of a topology that is
         compiled for and not there.
+      task: what is learned, by default `create_task(config)`, which opens the data.
 
     Raises:
       ValueError: for a name or a value in the config that cannot be used.
@@ -172,7 +178,7 @@ def build(config: ExperimentConfig, *, devices: Sequence[Any] | None = None) -> 
             f"config key batch_size: got {config.batch_size}, expected a multiple of {divisor}: "
             f"{batch_divisor(mesh)} devices times {config.gradient_accumulation} micro-batches."
         )
-    task = create_task(config)
+    task = task or create_task(config)
     plan = Plan.of(config, num_train=task.num_train)
     schedule = make_schedule(config.optimizer, total_steps=plan.total, warmup_steps=plan.warmup)
     optimizer = make_optimizer(config.optimizer, schedule)

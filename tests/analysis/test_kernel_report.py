@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from cumulant_jax.analysis.chips import CHIPS
+from cumulant_jax.costs.chips import CHIPS
 from cumulant_jax.analysis.compiler_dumps import GpuKernel, TpuKernel
 from cumulant_jax.analysis.kernel_benchmark import KernelCase
 from cumulant_jax.analysis.kernel_report import (

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from cumulant_jax.analysis.chips import CHIPS
-from experiments import compile_kernels
+from cumulant_jax.costs.chips import CHIPS
+from experiments import compile_kernels, compiler_targets
 from experiments.compile_kernels import _kernels_of, _moved_bytes
 
 V5E = types.SimpleNamespace(platform="tpu", device_kind="TPU v5 lite")
@@ -83,7 +83,7 @@ def test_loops_are_seen():
 
 
 def test_the_target_config_is_that_of_the_chip():
-    text = compile_kernels.CONFIG.read_text(encoding="utf-8")
+    text = compiler_targets.CONFIG.read_text(encoding="utf-8")
     pairs = (line.partition(": ") for line in text.splitlines() if not line.startswith("#"))
     fields = {name.strip(): value for name, _, value in pairs}
     chip = CHIPS["h100"]

@@ -14,6 +14,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import cumulant_jax as cj
+from cumulant_jax.kernels import over_mesh
 
 BATCH, HEADS, KEY_HEADS, DIM = 4, 4, 2, 4
 SPECS = (
@@ -175,6 +176,32 @@ def check_explicit():
         check_equal(f"{name} explicit", actual, expected)
 
 
+def check_names():
+    """As on TPUs, whose compiler does not ask: split by the names of the ambient mesh's axes."""
+    asking, over_mesh._ASKING = over_mesh._ASKING, ()
+    inputs, mask = arrays(264)
+    ambient = mesh(AxisType.Auto)
+    try:
+        for name, call, needs in calls(264):
+            plain = {n: jnp.asarray(inputs[n]) for n in needs}
+            with jax.default_device(jax.devices()[0]):
+                expected = jax.tree.map(np.asarray, gradient(call)(plain, mask))
+            check_equal(f"{name} without a mesh", gradient(call)(plain, mask), expected)
+            with jax.set_mesh(ambient):
+                for spec in SPECS[:2]:
+                    placed = jax.device_put(plain, NamedSharding(ambient, spec))
+                    actual = gradient(call)(placed, mask)
+                    check_equal(f"{name} by names {spec}", actual, expected)
+                if "causal=False" in name:
+                    placed = jax.device_put(plain, NamedSharding(ambient, SPECS[0]))
+                    text = gradient(call).lower(placed, None).compile().as_text()
+                    found = {kind for _, kind in COLLECTIVE.findall(text)}
+                    heads = {"all-to-all", "all-gather"} if "statistics" in name else set()
+                    assert found <= {"all-reduce", *heads}, f"{name} by names: {found}"
+    finally:
+        over_mesh._ASKING = asking
+
+
 COLLECTIVE = re.compile(r"= (\(?\S.*?) (all-reduce|all-gather|all-to-all|collective-permute)\(")
 
 
@@ -215,5 +242,6 @@ if __name__ == "__main__":
     check_state()
     check_batch_axes_and_vmap()
     check_explicit()
+    check_names()
     check_programs()
     print("equal on 8 devices")

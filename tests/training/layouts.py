@@ -10,7 +10,7 @@ import sys
 
 import jax
 
-from cumulant_jax.analysis.collectives import collectives
+from cumulant_jax.costs.collectives import collectives
 from cumulant_jax.training import ExperimentConfig
 from cumulant_jax.training.config import OptimizerConfig
 from cumulant_jax.training.experiment import build

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cumulant_jax.analysis.chips import CHIPS, chip_named, occupancy
+from cumulant_jax.costs.chips import CHIPS, chip_named, occupancy
 
 H100 = CHIPS["h100"]
 

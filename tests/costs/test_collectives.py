@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cumulant_jax.analysis.collectives import Collective, collectives
+from cumulant_jax.costs.collectives import Collective, collectives
 
 
 def line(text):
