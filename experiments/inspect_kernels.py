@@ -28,7 +28,6 @@ from typing import Any
 
 import jax
 
-from cumulant_jax.costs.chips import Chip, chip_named
 from cumulant_jax.analysis.kernel_benchmark import KernelCase
 from cumulant_jax.analysis.kernel_report import (
     KernelRow,
@@ -39,6 +38,7 @@ from cumulant_jax.analysis.kernel_report import (
     to_csv,
 )
 from cumulant_jax.analysis.kernel_tables import put_between_markers, report
+from cumulant_jax.costs.chips import Chip, chip_named
 from cumulant_jax.naming import unknown_name
 from experiments import cli
 from experiments.compiler_environments import Environment, create, plan

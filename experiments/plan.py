@@ -30,13 +30,11 @@ from typing import Any
 
 import jax
 
+from cumulant_jax.analysis.plan_tables import to_csv, to_markdown
 from cumulant_jax.costs.chips import CHIPS, Chip
 from cumulant_jax.costs.collectives import Collective
-from cumulant_jax.costs.flops import count_flops
-from cumulant_jax.analysis.plan_tables import to_csv, to_markdown
 from cumulant_jax.costs.step_estimate import StepCost, best_first, step_cost
 from cumulant_jax.data.described import describe
-from cumulant_jax.kernels import Device, assume_device
 from cumulant_jax.naming import unknown_name
 from cumulant_jax.training import ExperimentConfig
 from cumulant_jax.training.experiment import build
@@ -125,12 +123,10 @@ def configs_of(config: ExperimentConfig, meshes: str, batch_sizes: str) -> list[
 
 
 def flops_of_step(config: ExperimentConfig, info: Any) -> int:
-    """Counts the FLOPs of a training step in XLA's own products, whatever kernels will run."""
-    task = create_task(config.replace(mesh="data=1"), info=info)
-    with assume_device(Device("cpu")):
-        parts = build(config.replace(mesh="data=1"), devices=jax.devices()[:1], task=task)
-        shapes = parts.task.batch_shapes(config.batch_size)
-        return count_flops(parts.train_step(donate=False), parts.shapes, shapes)
+    """Counts the FLOPs of a training step, whatever kernels will run."""
+    alone = config.replace(mesh="data=1")
+    parts = build(alone, devices=jax.devices()[:1], task=create_task(alone, info=info))
+    return parts.step_flops()
 
 
 def _answers(
@@ -231,8 +227,8 @@ def _report(
     if chip.platform == "gpu":
         lines += [
             "",
-            "The compiler for GPUs does not tell the memory traffic; here it is the least there can "
-            "be, so step times are too short where a step is bound by it.",
+            "The compiler for GPUs does not tell the memory traffic; here it is the least there "
+            "can be, so step times are too short where a step is bound by it.",
         ]
     lines += [f"\nNot compiled: {problem}" for problem in problems]
     return lines

@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from cumulant_jax.costs.chips import Chip, occupancy
 from cumulant_jax.analysis.compiler_dumps import (
     GpuKernel,
     TpuKernel,
@@ -27,6 +26,7 @@ from cumulant_jax.analysis.compiler_dumps import (
 )
 from cumulant_jax.analysis.kernel_benchmark import KernelCase
 from cumulant_jax.analysis.kernel_costs import Cost, Sizes, kernel_cost, predicted_seconds
+from cumulant_jax.costs.chips import Chip, occupancy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

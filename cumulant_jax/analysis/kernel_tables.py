@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from cumulant_jax.costs.chips import Chip
 from cumulant_jax.analysis.kernel_benchmark import KernelCase
 from cumulant_jax.analysis.kernel_report import KernelRow, predict
+from cumulant_jax.costs.chips import Chip
 
 BEGIN = "<!-- inspect-kernels: begin -->"
 END = "<!-- inspect-kernels: end -->"

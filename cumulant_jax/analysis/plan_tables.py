@@ -33,7 +33,7 @@ def to_markdown(chip: Chip, costs: Sequence[StepCost]) -> list[str]:
 def to_csv(costs: Sequence[StepCost]) -> str:
     """The same as CSV, with all digits."""
     out = io.StringIO()
-    fields = [name for name in StepCost.__dataclass_fields__]
+    fields = list(StepCost.__dataclass_fields__)
     derived = ["fastest_seconds", "estimated_seconds", "mfu", "examples_per_second", "intensity"]
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([*fields, *derived])

@@ -8,8 +8,8 @@ partitioner then leaves each array where it is:
 
 All other letters are axes that every shard needs whole.
 
-XLA's compiler for CPUs and GPUs asks how each operation is to be split, wherever its arrays are. That
-for TPUs does not ask (jax-ml/jax#38196): there the names of the ambient mesh's axes say it
+XLA's compiler for CPUs and GPUs asks how each operation is to be split, wherever its arrays are.
+That for TPUs does not ask (jax-ml/jax#38196): there the names of the ambient mesh's axes say it
 (`jax.set_mesh`), and without a mesh every device works on the whole.
 """
 
@@ -206,7 +206,7 @@ def _partitioned(operation: Operation):
 
 @functools.lru_cache(maxsize=1024)
 def _partitioned_by_names(operation: Operation):
-    """The operation on arrays with one batch axis, split as the axes of the ambient mesh are called.
+    """The operation on arrays with one batch axis, split by the names of the ambient mesh's axes.
 
     Arrays that are elsewhere are moved: the values do not depend on the names.
     """

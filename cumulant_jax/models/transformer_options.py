@@ -6,6 +6,7 @@ from typing import Any
 
 from cumulant_jax.models import option_checks as checks
 from cumulant_jax.models.layers.attention import OWN_PROJECTIONS, AttentionKind
+from cumulant_jax.models.layers.block import REMAT_POLICIES
 from cumulant_jax.models.layers.norms import QK_NORMS
 
 
@@ -28,7 +29,8 @@ class TransformerOptions:
       dropout: dropout rate after the position embedding and in the feed-forward halves.
       projection_dropout: dropout rate after the output projection of the attention layers.
       drop_path: the probability of dropping a branch, see the family's record.
-      remat: recompute each block in the backward pass instead of keeping what is inside it.
+      remat: recompute each block in the backward pass instead of keeping what is inside it: False,
+        True or "full" for all of it, "dots" for all but the results of its linear layers.
       dtype: dtype of the computation, such as "bfloat16"; the head and the logits are float32 at
         least.
       param_dtype: dtype of the parameters.
@@ -55,7 +57,7 @@ class TransformerOptions:
     dropout: float = 0.0
     projection_dropout: float = 0.0
     drop_path: float = 0.0
-    remat: bool = False
+    remat: bool | str = False
     dtype: Any = "float32"
     param_dtype: Any = "float32"
     eps: float = 1e-6
@@ -68,7 +70,11 @@ class TransformerOptions:
           TypeError: an option is of the wrong kind.
         """
         self._check_numbers()
-        self._settle_flags("qkv_bias", "remat")
+        self._settle_flags("qkv_bias")
+        if isinstance(self.remat, str):
+            checks.check_name("remat", self.remat, REMAT_POLICIES)
+        else:
+            self._settle_flags("remat")
         for name in ("dtype", "param_dtype"):
             self._store(name, checks.dtype_name(name, getattr(self, name)))
         if self.dim % self.heads:

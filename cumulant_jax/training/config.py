@@ -172,7 +172,11 @@ class ExperimentConfig:
       ema_decay: decay of the moving average of the parameters that is evaluated; None is off.
       keep_last: the number of latest checkpoints that are kept.
       keep_best: the number of best checkpoints that are kept besides.
-      mesh: sizes of the device mesh's axes, such as "data=8"; -1 takes all remaining devices.
+      mesh: sizes of the device mesh's axes, such as "data=2,fsdp=4"; -1 takes all remaining
+        devices. See `cumulant_jax.training.mesh.AXES`.
+      profile_steps: the first and the last step whose trace is written into the run directory,
+        (10, 15) or "10,15"; None for none. Does not belong to the experiment: a run may go on with
+        another value.
       model: the model.
       data: the data set and its augmentation.
       optimizer: the optimizer.
@@ -192,6 +196,7 @@ class ExperimentConfig:
     keep_last: int = 2
     keep_best: int = 1
     mesh: str = "data=-1"
+    profile_steps: tuple | str | None = None
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
@@ -206,6 +211,7 @@ class ExperimentConfig:
         for key in ("batch_size", "gradient_accumulation", "keep_last"):
             value = getattr(self, key)
             _require(value >= 1, key, value, "an integer of at least 1")
+        object.__setattr__(self, "profile_steps", _steps_pair(self.profile_steps))
         _require(self.keep_best >= 0, "keep_best", self.keep_best, "an integer of at least 0")
         _require(0 <= self.seed < 2**32, "seed", self.seed, "an integer in [0, 2**32)")
         if self.eval_batch_size is not None:
@@ -242,6 +248,19 @@ class ExperimentConfig:
         'linear'
         """
         return self.from_dict(_nested_update(self.to_dict(), changes))
+
+
+def _steps_pair(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    parts = value.split(",") if isinstance(value, str) else value
+    texts = [str(part).strip() for part in parts]
+    is_pair = len(texts) == 2 and all(text.isdecimal() for text in texts)
+    is_pair = is_pair and 1 <= int(texts[0]) <= int(texts[1])
+    _require(
+        is_pair, "profile_steps", value, "two steps such as 10,15, the first not after the last"
+    )
+    return (int(texts[0]), int(texts[1]))
 
 
 def difference(old: ExperimentConfig, new: ExperimentConfig) -> list[str]:

@@ -9,6 +9,9 @@ import jax
 import optax
 from jax.sharding import Mesh
 
+from cumulant_jax.costs.chips import chip_of
+from cumulant_jax.costs.flops import count_flops
+from cumulant_jax.kernels import Device, assume_device
 from cumulant_jax.training.config import ExperimentConfig
 from cumulant_jax.training.evaluation import evaluate
 from cumulant_jax.training.mesh import batch_divisor, batch_sharding, data_share, make_mesh
@@ -121,6 +124,17 @@ class Experiment:
             - memory.alias_size_in_bytes
         )
         return CompiledStep(compiled, size or None, time.perf_counter() - began)
+
+    def step_flops(self) -> int:
+        """Counts the FLOPs of a step in products, over all devices, in the forms that XLA runs."""
+        shapes = self.task.batch_shapes(self.config.batch_size)
+        with assume_device(Device("cpu")):
+            return count_flops(self.train_step(donate=False), self.shapes, shapes)
+
+    def peak_flops(self) -> float | None:
+        """The published FLOPs per second of all devices of the mesh; None for unknown ones."""
+        chip = chip_of(self.mesh.devices.flat[0].device_kind)
+        return chip and self.mesh.size * chip.matmul_flops[self.config.model.dtype]
 
     def eval_step(self) -> Any:
         """Returns the jitted step (params, model_state, batch) → weighted sums."""

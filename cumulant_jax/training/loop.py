@@ -18,6 +18,7 @@ from cumulant_jax.training.meter import Meter, require_finite, require_finite_pa
 from cumulant_jax.training.metrics_files import MetricsFiles, NoFiles
 from cumulant_jax.training.prefetch import DevicePrefetch
 from cumulant_jax.training.processes import is_first, wait_for_all
+from cumulant_jax.training.profiler import Profiler
 from cumulant_jax.training.progress import Reporter, SilentReporter, default_reporter
 from cumulant_jax.training.record import Record, columns, row, run_info, summarize
 from cumulant_jax.training.run_directory import RunDirectory
@@ -107,6 +108,9 @@ def _run(
         step = int(state.step)
         train_step = experiment.compile_train_step(traced)
         files = stack.enter_context(_open_files(experiment, run, after_step=step))
+        profiler = stack.enter_context(
+            Profiler(run.path / "profile", experiment.config.profile_steps)
+        )
         batches = DevicePrefetch(iterator, batch_sharding(experiment.mesh))
         # Until the caller has written the summary: a signal must not cut the last writes short.
         outer.enter_context(stop)
@@ -121,6 +125,7 @@ def _run(
             checkpoints=checkpoints,
             files=files,
             batches=batches,
+            profiler=profiler,
             record=record,
             began=began - record.wall_seconds,
             step=step,
@@ -142,13 +147,19 @@ class _Loop:
     checkpoints: Checkpoints
     files: MetricsFiles | NoFiles
     batches: DevicePrefetch
+    profiler: Profiler
     record: Record
     began: float
     step: int
     state: TrainState
 
     def __post_init__(self):
-        self._meter = Meter(batch_size=self.experiment.config.batch_size)
+        peak = self.experiment.peak_flops()
+        self._meter = Meter(
+            batch_size=self.experiment.config.batch_size,
+            flops=self.experiment.step_flops() if peak else 0.0,
+            peak_flops=peak,
+        )
         self._eval_step = self.experiment.eval_step()
         self._saved = self._reported = self.step
         # Of the current step; empty if it was not evaluated.
@@ -159,8 +170,13 @@ class _Loop:
         plan, call = self.experiment.plan, self.train_step.call
         while self.step < last and not stop.stops_after(self.step):
             self.step += 1
-            self.state, values = call(self.state, next(self.batches))
+            self.profiler.before(self.step)
+            with self._meter.waiting_for_input():
+                batch = next(self.batches)
+            with self._meter.dispatching():
+                self.state, values = call(self.state, batch)
             self._meter.add(self.step, values)
+            self.profiler.after(self.step, values)
             self._scores = {}
             due = plan.due(self.step)
             if due:

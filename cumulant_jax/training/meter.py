@@ -1,8 +1,9 @@
 """The meter: collects the metrics of the steps without waiting for each, and guards against NaN."""
 
+import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -63,18 +64,36 @@ def _all_finite(tree: Any) -> jax.Array:
 class Meter:
     """Averages the metrics of the steps between two rows, and measures their time."""
 
-    def __init__(self, *, batch_size: int):
+    def __init__(self, *, batch_size: int, flops: float = 0.0, peak_flops: float | None = None):
         """Starts the clock.
 
         Args:
           batch_size: examples per step.
+          flops: of a step, on all devices.
+          peak_flops: what all devices can do in a second, for the utilisation; None if unknown.
         """
         self._batch_size = batch_size
+        self._flops, self._peak_flops = flops, peak_flops
+        self._parts = {"input_wait": 0.0, "dispatch": 0.0}
         self._pending: list[tuple[int, Mapping[str, jax.Array]]] = []
         self._sums: dict[str, float] = {}
         self._last: dict[str, float] = {}
         self._count = 0
         self._began = time.perf_counter()
+
+    def waiting_for_input(self) -> contextlib.AbstractContextManager[None]:
+        """Counts what is inside as time that the step waits for its batch."""
+        return self._timing("input_wait")
+
+    def dispatching(self) -> contextlib.AbstractContextManager[None]:
+        """Counts what is inside as time in which Python starts the step."""
+        return self._timing("dispatch")
+
+    @contextlib.contextmanager
+    def _timing(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._parts[part] += time.perf_counter() - began
 
     def add(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Takes the metrics of a step, which may still be computing."""
@@ -90,8 +109,12 @@ class Meter:
         """Waits for the last step and ends the row.
 
         Returns:
-          The metrics' means since the last row, the learning rate's last value and
-          `examples_per_second`; and the seconds that the steps took.
+          The metrics' means since the last row, the learning rate's last value,
+          `examples_per_second`, the milliseconds of a step (`step_ms`) and of those the ones spent
+          waiting for a batch, in starting the step, and waiting for the devices
+          (`input_wait_ms`, `dispatch_ms`, `device_wait_ms`; the devices work during all of them),
+          and `mfu`, the share of the devices' published peak, where that is known; and the
+          seconds that the steps took.
 
         Raises:
           NonFiniteError: if a metric of a step is not finite.
@@ -102,9 +125,20 @@ class Meter:
         if "learning_rate" in means:
             means["learning_rate"] = self._last["learning_rate"]
         means["examples_per_second"] = self._count * self._batch_size / max(seconds, 1e-9)
+        means |= self._times(seconds)
         self._sums, self._count = {}, 0
         self.restart_clock()
         return means, seconds
+
+    def _times(self, seconds: float) -> dict[str, float]:
+        parts = {**self._parts, "device_wait": max(0.0, seconds - sum(self._parts.values()))}
+        self._parts = dict.fromkeys(self._parts, 0.0)
+        count = max(self._count, 1)
+        times = {f"{name}_ms": 1e3 * part / count for name, part in parts.items()}
+        times["step_ms"] = 1e3 * seconds / count
+        if self._peak_flops:
+            times["mfu"] = self._flops * self._count / max(seconds, 1e-9) / self._peak_flops
+        return times
 
     def restart_clock(self) -> float:
         """Leaves out of the next row's time what was done since the last one; returns that time."""

@@ -8,6 +8,9 @@ from typing import Any, Protocol, TextIO
 
 from cumulant_jax.training.summary import RunInfo, Summary
 
+# The share of a step's time that waiting for its batch may take before the log says so.
+_MUCH_WAITING = 0.1
+
 
 class Reporter(Protocol):
     """Watches a run; `train` calls it from the main thread, a few times a second at most."""
@@ -68,7 +71,7 @@ class PlainLines:
         left = remaining_seconds(self._info, step, time.monotonic() - self._began)
         parts = [f"step {step}/{self._info.total_steps}", *metric_texts(metrics)]
         if "examples_per_second" in metrics:
-            parts.append(f"{metrics['examples_per_second']:.0f} {self._info.unit}/s")
+            parts += speed_texts(metrics, self._info.unit)
         self._print("  ".join([*parts, f"ETA {format_seconds(left)}"]))
 
     def on_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -123,7 +126,7 @@ class ProgressBar:
         left = remaining_seconds(self._info, step, time.monotonic() - self._began)
         parts = metric_texts(metrics)
         if "examples_per_second" in metrics:
-            parts.append(f"{metrics['examples_per_second']:.0f} {self._info.unit}/s")
+            parts += speed_texts(metrics, self._info.unit)
         text = "  ".join([*parts, f"ETA {format_seconds(left)}"])
         self._progress.update(self._bar, completed=step, metrics=text)
 
@@ -167,6 +170,20 @@ def metric_texts(metrics: Mapping[str, float]) -> list[str]:
     """
     texts = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
     return texts + [f"{k} {100 * metrics[k]:.2f}%" for k in ("accuracy",) if k in metrics]
+
+
+def speed_texts(metrics: Mapping[str, float], unit: str) -> list[str]:
+    """Returns the texts of the speed, and of what holds it back where that is the input.
+
+    >>> times = {"step_ms": 10.0, "input_wait_ms": 6.0, "mfu": 0.41}
+    >>> speed_texts({"examples_per_second": 1234.5, **times}, "images")
+    ['1234 images/s', 'MFU 41%', 'waits for input 60%']
+    """
+    texts = [f"{metrics['examples_per_second']:.0f} {unit}/s"]
+    if "mfu" in metrics:
+        texts.append(f"MFU {metrics['mfu']:.0%}")
+    waits = metrics.get("input_wait_ms", 0.0) / max(metrics.get("step_ms", 0.0), 1e-9)
+    return [*texts, f"waits for input {waits:.0%}"] if waits > _MUCH_WAITING else texts
 
 
 def remaining_seconds(info: RunInfo, step: int, elapsed: float) -> float:

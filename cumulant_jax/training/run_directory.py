@@ -66,7 +66,8 @@ class RunDirectory:
                     "that says what they belong to. Restore it, or use another directory."
                 )
             return
-        changes = difference(self.config(), config)
+        own = self.config()
+        changes = difference(own, config.replace(profile_steps=own.profile_steps))
         if changes:
             raise ValueError(
                 f"directory: {str(self.path)!r} holds a run with another config: "

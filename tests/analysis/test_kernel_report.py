@@ -6,7 +6,6 @@ import io
 
 import pytest
 
-from cumulant_jax.costs.chips import CHIPS
 from cumulant_jax.analysis.compiler_dumps import GpuKernel, TpuKernel
 from cumulant_jax.analysis.kernel_benchmark import KernelCase
 from cumulant_jax.analysis.kernel_report import (
@@ -25,6 +24,7 @@ from cumulant_jax.analysis.kernel_tables import (
     put_between_markers,
     report,
 )
+from cumulant_jax.costs.chips import CHIPS
 from tests.analysis import compiler_texts as texts
 
 CASE = KernelCase(kind="cumulant2", tokens=1000, heads=2, dim=64)

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from cumulant_jax.costs.chips import CHIPS
 from cumulant_jax.analysis.kernel_tables import BEGIN, END
+from cumulant_jax.costs.chips import CHIPS
 from experiments import cli, inspect_kernels
 from tests.analysis import compiler_texts as texts
 

@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from cumulant_jax import models
+from cumulant_jax.costs.flops import count_flops
 from cumulant_jax.models import attention_kinds
 
 
@@ -233,9 +234,10 @@ def test_drop_path_drops_each_branch_of_each_example(seed, small, images):
     assert (seen > 0).all()
 
 
-def test_remat_changes_nothing(small, images):
+@pytest.mark.parametrize("policy", [True, "full", "dots"])
+def test_remat_changes_nothing(small, images, policy):
     options = {"attention": ["softmax", "tssa"], "projection_dropout": 0.2}
-    plain, remat = (small(remat=r, **options) for r in (False, True))
+    plain, remat = (small(remat=r, **options) for r in (False, policy))
     key = jax.random.key(0)
     value, gradients = loss_and_gradients(plain, images(), train=True, rng=key)
     value_remat, gradients_remat = loss_and_gradients(remat, images(), train=True, rng=key)
@@ -258,6 +260,21 @@ def test_remat_recomputes(small, images):
 
     assert program(True).count("remat2") + program(True).count("checkpoint") >= 2
     assert program(False).count("remat2") + program(False).count("checkpoint") == 0
+
+
+def test_remat_of_dots_does_no_linear_layer_again(small, images):
+    def flops(remat):
+        model = small(remat=remat)
+        graphdef, params = nnx.split(model)
+
+        def loss(params):
+            return jnp.sum(nnx.merge(graphdef, params)(images()))
+
+        return count_flops(jax.grad(loss), params)
+
+    # "full" does the forward pass of the blocks again, "dots" only the attention in them.
+    assert flops(False) < flops("dots") < flops("full")
+    assert flops("dots") - flops(False) < 0.5 * (flops("full") - flops(False))
 
 
 @pytest.mark.parametrize("kind", ["softmax", "cumulant3", "tssa"])

@@ -1,3 +1,5 @@
+import time
+
 import jax.numpy as jnp
 import pytest
 
@@ -29,6 +31,28 @@ def test_a_row_has_the_means_and_the_last_learning_rate():
     assert means["examples_per_second"] == pytest.approx(1000 / seconds)
     meter.add(101, {"loss": jnp.float32(7), "learning_rate": jnp.float32(1)})
     assert meter.flush()[0]["loss"] == 7
+
+
+def test_a_row_splits_the_time_of_a_step_and_tells_the_share_of_the_peak():
+    meter = Meter(batch_size=10, flops=3e6, peak_flops=1e9)
+    for step in (1, 2):
+        with meter.waiting_for_input():
+            time.sleep(0.05)
+        with meter.dispatching():
+            time.sleep(0.02)
+        meter.add(step, {"loss": jnp.float32(1)})
+    time.sleep(0.06)
+    means, seconds = meter.flush()
+    assert means["step_ms"] == pytest.approx(500 * seconds)
+    assert 50 <= means["input_wait_ms"] < means["step_ms"]
+    assert 20 <= means["dispatch_ms"] < means["step_ms"]
+    names = ("input_wait_ms", "dispatch_ms", "device_wait_ms")
+    assert sum(means[name] for name in names) == pytest.approx(means["step_ms"])
+    assert means["device_wait_ms"] >= 30
+    assert means["mfu"] == pytest.approx(2 * 3e6 / seconds / 1e9)
+    # The next row starts from nothing; without a known peak there is no share.
+    assert meter.flush()[0]["input_wait_ms"] == 0
+    assert "mfu" not in Meter(batch_size=1).flush()[0]
 
 
 def test_steps_are_not_waited_for_one_by_one_and_few_are_in_flight():

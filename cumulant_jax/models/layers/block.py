@@ -1,5 +1,6 @@
 """The pre-norm transformer block and how a model runs it."""
 
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -112,8 +113,18 @@ class Block(nnx.Module):
         return x + self.drop_path(branch, train=train, rng=key_at(keys, 4))
 
 
+#: What the backward pass keeps of a block: with "full" only its input, with "dots" the results of
+#: its linear layers too, so that only cheap work is done again.
+REMAT_POLICIES = MappingProxyType(
+    {
+        "full": jax.checkpoint_policies.nothing_saveable,
+        "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    }
+)
+
+
 def run_block(
-    block: Any, x: Array, *, train: bool, keys: Array | None, remat: bool, **call: Any
+    block: Any, x: Array, *, train: bool, keys: Array | None, remat: bool | str, **call: Any
 ) -> Any:
     """Runs one block of a model.
 
@@ -122,7 +133,8 @@ def run_block(
       x: tokens [batch, tokens, dim].
       train: whether dropout and drop path act.
       keys: the keys of this block, or None.
-      remat: whether the backward pass computes what is inside anew instead of keeping it.
+      remat: whether the backward pass computes what is inside anew instead of keeping it: a name
+        of `REMAT_POLICIES`, or True for "full".
       **call: what the block passes on to its attention layer, such as `mask`.
 
     Returns:
@@ -138,7 +150,8 @@ def run_block(
     def run(state: nnx.State, x: Array, keys: Array | None) -> Any:
         return nnx.merge(graphdef, state)(x, train=train, keys=keys, **call)
 
-    return jax.checkpoint(run)(state, x, keys)
+    policy = REMAT_POLICIES["full" if remat is True else remat]
+    return jax.checkpoint(run, policy=policy)(state, x, keys)
 
 
 def block_keys(keys: Array | None, index: int, per_block: int, *, first: int = 1) -> Array | None:

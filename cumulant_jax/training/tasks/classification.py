@@ -39,8 +39,10 @@ class ClassificationTask:
           FileNotFoundError: if the data set is not prepared.
         """
         self._config = config
-        self._dataset = data.load(config.data) if info is None else None
-        info = info or self._dataset.info
+        self._dataset: Any = None
+        if info is None:
+            self._dataset = data.load(config.data)
+            info = self._dataset.info
         self._num_classes = info.num_classes
         self._image_shape = tuple(info.image_shape)
         self._mean = np.asarray(info.mean, np.float32) * 255
