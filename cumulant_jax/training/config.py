@@ -196,7 +196,7 @@ class ExperimentConfig:
     keep_last: int = 2
     keep_best: int = 1
     mesh: str = "data=-1"
-    profile_steps: tuple | str | None = None
+    profile_steps: Any = None
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     data: DataConfig = dataclasses.field(default_factory=DataConfig)
     optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)

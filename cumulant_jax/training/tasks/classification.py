@@ -27,22 +27,20 @@ class ClassificationTask:
     main_metric: str = "accuracy"
     larger_is_better: bool = True
 
-    def __init__(self, config: ExperimentConfig, *, info: data.DatasetInfo | None = None):
+    def __init__(self, config: ExperimentConfig, *, info: Any = None):
         """Opens the data set and builds the model's structure, without its parameters.
 
         Args:
           config: the config.
-          info: stands in for the data set, which is not opened then.
+          info: a DatasetInfo that stands in for the data set, which is not opened then.
 
         Raises:
           ValueError: for an unknown data set, model or option of it.
           FileNotFoundError: if the data set is not prepared.
         """
         self._config = config
-        self._dataset: Any = None
-        if info is None:
-            self._dataset = data.load(config.data)
-            info = self._dataset.info
+        self._dataset: Any = data.load(config.data) if info is None else None
+        info = self._dataset.info if info is None else info
         self._num_classes = info.num_classes
         self._image_shape = tuple(info.image_shape)
         self._mean = np.asarray(info.mean, np.float32) * 255
