@@ -19,6 +19,7 @@ INSTALL_REQUIRES = [
     "optax>=0.2.5",
     "orbax-checkpoint>=0.11.25",
     "rich>=13.7",
+    "safetensors>=0.5",
     "scikit-learn>=1.6",
     "tensorboardX>=2.6.2.2",
     # TFDS data sets, read without TensorFlow. Pillow decodes their images.

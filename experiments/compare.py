@@ -7,6 +7,14 @@ Every run trains the same model on the same images in the same order, but for th
 seed. Ctrl-C saves and stops; the same command goes on where it stopped. Runs that are finished
 are not trained again, so kinds and seeds can be added later.
 
+Over many machines: every run is also a command of its own, numbered from 0. --list prints them all
+for a SLURM array or a queue, --cell N trains run N and writes no reports, and --collect writes them
+from the runs that are finished, at any time:
+
+    python -m experiments.compare … --list > cells.txt
+    sh -c "$(sed -n "$((SLURM_ARRAY_TASK_ID + 1))p" cells.txt)"        # in each task of the array
+    python -m experiments.compare … --collect
+
 The directory gets results.csv (a row per run), results.md (a row per kind), curves.png and
 report.html, which needs no other file. They are written after every finished run and tell how far
 the comparison is.
@@ -52,7 +60,14 @@ def main(args: argparse.Namespace) -> int:
     """
     kinds, seeds = parse_kinds(args.kinds), parse_seeds(args.seeds)
     cells = plan(args.config, kinds, seeds, args.directory)
-    build_each(cells)
+    if args.list:
+        for number in range(len(cells)):
+            print(f"{args.command} --cell {number}")
+        return 0
+    if args.cell is not None:
+        return train_one(cells, args.cell, args)
+    if not args.collect:
+        build_each(cells)
     claim(args.directory, kinds, seeds)
     config = _shared_config(args.config, kinds, seeds)
 
@@ -61,6 +76,11 @@ def main(args: argparse.Namespace) -> int:
         write_reports(comparison, args.directory)
         return comparison
 
+    if args.collect:
+        comparison = write(cells, {})
+        print(f"{len(comparison.results)} of {len(cells)} runs are finished")
+        print(f"Report: {args.directory / 'report.html'}")
+        return 0
     try:
         comparison, failures = run(cells, write=write)
     except Interrupted as stop:
@@ -73,6 +93,21 @@ def main(args: argparse.Namespace) -> int:
     for (kind, seed), error in failures.items():
         print(f"error: {kind} seed {seed} failed: {error}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def train_one(cells: Sequence[Cell], number: int, args: argparse.Namespace) -> int:
+    """Trains one run of the comparison, beside others that may be at work on other machines.
+
+    Raises:
+      ValueError: there is no run of that number.
+    """
+    if not 0 <= number < len(cells):
+        raise ValueError(f"--cell: got {number}, expected 0 to {len(cells) - 1}.")
+    cell = cells[number]
+    build_each([cell])
+    claim(args.directory, parse_kinds(args.kinds), parse_seeds(args.seeds))
+    train(cell.config, cell.run.path)
+    return 0
 
 
 def run(
@@ -191,7 +226,13 @@ def command_line(argv: Sequence[str] | None = None) -> int:
         help=f"attention kinds, joined by commas; layer by layer with + ({DEFAULT_KINDS})",
     )
     parser.add_argument("--seeds", default="0", metavar="N,…", help="seeds, joined by commas (0)")
-    parser.set_defaults(command=shlex.join(["python", "-m", "experiments.compare", *argv]))
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--list", action="store_true", help="print the command of every run")
+    group.add_argument("--cell", type=int, metavar="N", help="train run N only, without reports")
+    group.add_argument("--collect", action="store_true", help="only write the reports")
+    # What --list and the reports show is the command for the whole.
+    argv_of_all = [word for word in argv if word not in ("--list", "--collect")]
+    parser.set_defaults(command=shlex.join(["python", "-m", "experiments.compare", *argv_of_all]))
     return cli.run(main, parser, argv)
 
 

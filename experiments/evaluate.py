@@ -15,7 +15,7 @@ import math
 import sys
 from pathlib import Path
 
-from cumulant_jax.training import Checkpoints, RunDirectory, build
+from cumulant_jax.training import Checkpoints, Experiment, RunDirectory, TrainState, build
 from cumulant_jax.training.processes import is_first
 from cumulant_jax.training.run_directory import write_json
 from experiments import cli
@@ -29,17 +29,7 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(f"--batch-size: got {args.batch_size}, expected at least 1.")
     if args.parameters == "ema" and experiment.config.ema_decay is None:
         raise ValueError("--parameters: got 'ema', but the run keeps no moving average.")
-    task = experiment.task
-    if not run.checkpoints.is_dir():
-        raise FileNotFoundError(f"--directory: the run in {str(run.path)!r} has no checkpoint yet.")
-    with Checkpoints(
-        run.checkpoints,
-        metric=task.main_metric,
-        larger_is_better=task.larger_is_better,
-        read_only=True,
-    ) as checkpoints:
-        step = _choose_step(args.checkpoint, checkpoints, run)
-        state = checkpoints.restore(step, experiment.shapes).state
+    step, state = restore(run, experiment, args.checkpoint)
     ema = args.parameters != "raw" and state.ema is not None
     scores = experiment.evaluate(experiment.eval_step(), state, batch_size=args.batch_size, ema=ema)
     for name, value in scores.items():
@@ -48,12 +38,31 @@ def main(args: argparse.Namespace) -> None:
     result = {
         "step": step,
         "parameters": "ema" if ema else "raw",
-        "num_examples": task.num_eval,
+        "num_examples": experiment.task.num_eval,
         **scores,
     }
     if is_first():
         print(json.dumps(result))
         write_json(args.output or run.path / f"evaluation-{step}.json", result)
+
+
+def restore(run: RunDirectory, experiment: Experiment, choice: str) -> tuple[int, TrainState]:
+    """Restores a checkpoint of a run: "last", "best" or a step; returns its step and state.
+
+    Raises:
+      FileNotFoundError: the run has no checkpoint yet.
+      ValueError: there is no such checkpoint.
+    """
+    if not run.checkpoints.is_dir():
+        raise FileNotFoundError(f"--directory: the run in {str(run.path)!r} has no checkpoint yet.")
+    with Checkpoints(
+        run.checkpoints,
+        metric=experiment.task.main_metric,
+        larger_is_better=experiment.task.larger_is_better,
+        read_only=True,
+    ) as checkpoints:
+        step = _choose_step(choice, checkpoints, run)
+        return step, checkpoints.restore(step, experiment.shapes).state
 
 
 def make_parser() -> argparse.ArgumentParser:

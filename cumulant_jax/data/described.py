@@ -45,6 +45,7 @@ def describe(config: DataConfig) -> DatasetInfo:
         raise ValueError(
             f"config key data.image_size: got None, expected a size: the images of {name} differ."
         )
+    height, width = size
     zeros, ones = (0.0,) * 3, (1.0,) * 3
     mean, std = PUBLISHED.get(name, (zeros, ones))
     return DatasetInfo(
@@ -52,7 +53,7 @@ def describe(config: DataConfig) -> DatasetInfo:
         version="published",
         num_classes=classes,
         class_names=tuple(map(str, range(classes))),
-        image_shape=(*size, 3),
+        image_shape=(height, width, 3),
         mean=config.mean or mean,
         std=config.std or std,
         num_train=num_train,

@@ -34,6 +34,7 @@ from cumulant_jax.training.state import TrainState, create_state
 from cumulant_jax.training.step import make_eval_step, make_train_step
 from cumulant_jax.training.summary import RunInfo, Summary
 from cumulant_jax.training.tasks import TASKS, Task, create_task
+from cumulant_jax.training.weights import load_weights, save_weights
 
 __all__ = [
     "TASKS",
@@ -66,9 +67,11 @@ __all__ = [
     "enable_compilation_cache",
     "from_config_dict",
     "load_config",
+    "load_weights",
     "make_eval_step",
     "make_mesh",
     "make_train_step",
     "read_rows",
+    "save_weights",
     "train",
 ]

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -328,3 +329,33 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert 'pip install "cumulant_jax[analysis]"' in done.stderr
+
+
+def test_every_run_is_a_command_of_its_own_and_a_last_one_collects(tmp_path, capsys, monkeypatch):
+    directory = tmp_path / "sweep"
+    assert run(directory, "--list") == 0
+    commands = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+    assert [command[-2:] for command in commands] == [["--cell", str(n)] for n in range(4)]
+    assert not directory.exists()
+    done = []
+
+    def note(config, path):
+        done.append((config.model.attention, config.seed))
+        pretend(config, path, reporter=None)
+
+    monkeypatch.setattr(compare, "train", note)
+    for command in (commands[3], commands[0]):
+        assert command[:3] == ["python", "-m", "experiments.compare"]
+        assert compare.command_line(command[3:]) == 0
+    assert done == [("linear", 1), ("softmax", 0)]
+    assert not (directory / "results.csv").exists()
+    assert run(directory, "--collect") == 0
+    assert "2 of 4 runs are finished" in capsys.readouterr().out
+    rows = [(row["kind"], row["seed"]) for row in read_csv(directory)]
+    assert rows == [("softmax", "0"), ("linear", "1")]
+    assert len(done) == 2
+
+
+def test_a_run_that_there_is_not_is_named(tmp_path, capsys):
+    assert run(tmp_path, "--cell", "4") == 2
+    assert "--cell: got 4, expected 0 to 3" in capsys.readouterr().err
