@@ -64,17 +64,18 @@ def main(args: argparse.Namespace) -> int:
     parts = _names("part", args.parts, PARTS)
     kinds = _names("kind", args.kinds, measurable_kinds())
     tokens = _numbers("--tokens", args.tokens)
+    if args.tune:
+        args.directory.mkdir(parents=True, exist_ok=True)
+        path = args.directory / "block_sizes.json"
+        options = {"dtype": _dtype(args.dtype), "heads": args.heads, "rounds": args.rounds}
+        print("\n".join(tune_block_sizes(tokens, path, _say, **options)))
+        return 0
     configs = {}
     if "step" in parts:
         configs = {name: load_config(name, []) for name in args.configs.split(",")}
         for config in configs.values():  # a missing data set is found before anything is measured
             build(config)
     args.directory.mkdir(parents=True, exist_ok=True)
-    if args.tune:
-        path = args.directory / "block_sizes.json"
-        options = {"dtype": _dtype(args.dtype), "heads": args.heads, "rounds": args.rounds}
-        print("\n".join(tune_block_sizes(tokens, path, _say, **options)))
-        return 0
     results: dict[str, Any] = {"environment": describe_environment()}
     text = _heading(results["environment"])
 

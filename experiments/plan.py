@@ -38,6 +38,7 @@ from cumulant_jax.data.described import describe
 from cumulant_jax.naming import unknown_name
 from cumulant_jax.training import ExperimentConfig
 from cumulant_jax.training.experiment import build
+from cumulant_jax.training.mesh import check_sizes
 from cumulant_jax.training.progress import format_seconds
 from cumulant_jax.training.tasks import create_task
 from experiments import cli
@@ -109,17 +110,16 @@ def configs_of(config: ExperimentConfig, meshes: str, batch_sizes: str) -> list[
     """The config with every mesh and batch size.
 
     Raises:
-      ValueError: for a batch size that is none.
+      ValueError: for a batch size, or a mesh, that is none.
     """
     sizes = batch_sizes.split(",") if batch_sizes else [str(config.batch_size)]
     for size in sizes:
         if not size.isdecimal() or int(size) < 1:
             raise ValueError(f"--batch-sizes: got {size!r}, expected a number of at least 1.")
-    return [
-        config.replace(mesh=mesh.strip(), batch_size=int(size))
-        for size in sizes
-        for mesh in meshes.split(";")
-    ]
+    texts = [mesh.strip() for mesh in meshes.split(";")]
+    for mesh in texts:
+        check_sizes(mesh)
+    return [config.replace(mesh=mesh, batch_size=int(size)) for size in sizes for mesh in texts]
 
 
 def flops_of_step(config: ExperimentConfig, info: Any) -> int:

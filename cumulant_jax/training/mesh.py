@@ -72,6 +72,15 @@ def make_mesh(sizes: str = "data=-1", *, devices: Sequence[Any] | None = None) -
     )
 
 
+def check_sizes(sizes: str) -> None:
+    """Checks the text of a mesh as far as it can be without the devices.
+
+    Raises:
+      ValueError: for an unknown axis, or a size that is none.
+    """
+    _parse_sizes(sizes)
+
+
 def _parse_sizes(sizes: str) -> dict[str, int]:
     shape = {}
     for part in sizes.split(","):

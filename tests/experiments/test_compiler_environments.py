@@ -37,7 +37,7 @@ def test_an_environment_is_made_once(tmp_path, commands):
     create(environment, said.append)
     assert commands[0][:3] == [sys.executable, "-m", "venv"]
     assert commands[1][0] == str(environment.python)
-    assert commands[1][-3:] == list(environment.requirements)
+    assert commands[1][-len(environment.requirements) :] == list(environment.requirements)
     assert len(said) == 1
 
     commands.clear()
