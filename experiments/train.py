@@ -20,12 +20,19 @@ from experiments import cli
 
 def main(args: argparse.Namespace) -> None:
     """Trains as the arguments say."""
-    training.train(args.config, args.directory, stop_after=args.stop_after)
+    training.train(
+        args.config, args.directory, stop_after=args.stop_after, checkpoints=args.checkpoints
+    )
 
 
 def make_parser() -> argparse.ArgumentParser:
     """Makes the parser of this command."""
     parser = cli.make_parser(__doc__)
+    parser.add_argument(
+        "--checkpoints",
+        metavar="PLACE",
+        help="where checkpoints go, such as gs://bucket/run; by default into the run directory",
+    )
     cli.add_process_flags(parser)
     parser.add_argument(
         "--stop-after",

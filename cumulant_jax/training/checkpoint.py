@@ -3,14 +3,14 @@
 import contextlib
 import json
 import logging
-import shutil
+import os
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 from orbax.checkpoint.checkpoint_managers import preservation_policy as policies
 
 from cumulant_jax.training.processes import all_agree, is_first, wait_for_all
@@ -55,7 +55,7 @@ class Checkpoints:
 
     def __init__(
         self,
-        directory: Path,
+        directory: str | os.PathLike,
         *,
         keep_last: int = 2,
         keep_best: int = 1,
@@ -66,7 +66,7 @@ class Checkpoints:
         """Opens the directory.
 
         Args:
-          directory: where the checkpoints are.
+          directory: where the checkpoints are, on disk or in a bucket ("gs://bucket/run").
           keep_last: the number of latest checkpoints to keep.
           keep_best: the number of best checkpoints to keep besides.
           metric: what makes a checkpoint the best.
@@ -77,7 +77,8 @@ class Checkpoints:
         Raises:
           CheckpointError: if the metrics of a checkpoint cannot be read.
         """
-        self._directory = directory
+        directory = epath.Path(directory)
+        self._directory = directory if "://" in str(directory) else directory.absolute()
         self._metric = metric
         self._sign = 1.0 if larger_is_better else -1.0
         best = policies.BestN(
@@ -85,13 +86,13 @@ class Checkpoints:
         )
         policy = policies.AnyPreservationPolicy([policies.LatestN(keep_last), best])
         if not read_only and is_first():
-            _remove_remains(directory)
+            _remove_remains(self._directory)
         wait_for_all("remains of checkpoints are removed")
         # Orbax reads them all when it opens, and says nothing of where they are.
         for step in self._steps_on_disk():
             self._require_metrics(step, put_aside=not read_only)
         self._manager = ocp.CheckpointManager(
-            directory.absolute(),
+            self._directory,
             options=ocp.CheckpointManagerOptions(
                 best_fn=self._score,
                 preservation_policy=policy,
@@ -140,7 +141,7 @@ class Checkpoints:
         """The steps of all checkpoints, in order; an empty directory is none."""
         return [s for s in sorted(self._manager.all_steps()) if not _is_empty(self._path(s))]
 
-    def _path(self, step: int) -> Path:
+    def _path(self, step: int) -> epath.Path:
         return self._directory / str(step)
 
     def _steps_on_disk(self) -> list[int]:
@@ -278,7 +279,7 @@ class Checkpoints:
                 aside.name,
             )
             if aside.exists():
-                shutil.rmtree(aside)
+                aside.rmtree()
             path.rename(aside)
         wait_for_all(f"the checkpoint of step {step} is put aside")
 
@@ -289,7 +290,7 @@ class Checkpoints:
 
 
 @contextlib.contextmanager
-def _write_errors(directory: Path) -> Iterator[None]:
+def _write_errors(directory: epath.Path) -> Iterator[None]:
     """Turns what a failed write raises, at once or in the background, into one line."""
     try:
         yield
@@ -305,18 +306,18 @@ def _first_line(error: Exception) -> str:
     return lines[0][:200]
 
 
-def _is_empty(folder: Path) -> bool:
+def _is_empty(folder: epath.Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _remove_remains(directory: Path) -> None:
+def _remove_remains(directory: epath.Path) -> None:
     """Removes what interrupted writes left behind.
 
     Orbax can do it too, but in a thread that nothing waits for: at the end of a short run it dies
     with an error message.
     """
     for remains in directory.glob("*.orbax-checkpoint-tmp*"):
-        shutil.rmtree(remains)
+        remains.rmtree()
     for folder in directory.glob("*"):
         if folder.name.isdecimal() and _is_empty(folder):
             folder.rmdir()

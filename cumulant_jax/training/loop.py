@@ -33,6 +33,7 @@ def train(
     *,
     reporter: Reporter | None = None,
     stop_after: int | str | None = None,
+    checkpoints: str | os.PathLike | None = None,
 ) -> Summary:
     """Trains in a run directory, or goes on from its last checkpoint.
 
@@ -47,6 +48,8 @@ def train(
         method `close`, that is called at the end, whatever happened.
       stop_after: the step (or a duration such as "2 epochs", from the start of the training) after
         which to save and return, for training in parts.
+      checkpoints: where the checkpoints go, such as "gs://bucket/run"; None for the run directory.
+        A run keeps the place it began with.
 
     Returns:
       The summary, with `completed` False if the run was stopped by `stop_after`.
@@ -62,6 +65,8 @@ def train(
     """
     run = RunDirectory(directory)
     run.check(config)
+    if checkpoints is not None:
+        run.check_checkpoints(checkpoints)
     done = run.summary()
     with contextlib.ExitStack() as stack:
         reporter = reporter if is_first() else SilentReporter()
@@ -77,6 +82,8 @@ def train(
         traced = experiment.trace_train_step()
         if is_first():
             stack.enter_context(run.lock())
+            if checkpoints is not None:
+                run.write_checkpoints(checkpoints)
             run.write_config(config)
         wait_for_all("the run directory is there")
         stop = StopRequest()

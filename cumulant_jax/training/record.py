@@ -45,7 +45,8 @@ class Record:
 def columns(experiment: Experiment) -> list[str]:
     """Returns the columns of metrics.csv besides `step`."""
     names = experiment.task.metric_names
-    times = ["step_ms", "input_wait_ms", "dispatch_ms", "device_wait_ms", "mfu"]
+    times = ["step_ms", "input_wait_ms", "dispatch_ms", "device_wait_ms"]
+    times += ["mfu"] if experiment.peak_flops() else []
     train = [*names, "grad_norm", "learning_rate", "examples_per_second", *times]
     figures = ["epoch", "training_seconds"]
     return figures + [f"train/{name}" for name in train] + [f"eval/{name}" for name in names]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from etils import epath
+
 from cumulant_jax.training.config import ExperimentConfig, difference
 from cumulant_jax.training.summary import Summary
 
@@ -32,9 +34,36 @@ class RunDirectory:
         self.path = Path(path)
 
     @property
-    def checkpoints(self) -> Path:
-        """Where the checkpoints are."""
-        return self.path / "checkpoints"
+    def checkpoints(self) -> epath.Path:
+        """Where the checkpoints are: here, unless checkpoints.txt names another place."""
+        elsewhere = self.path / "checkpoints.txt"
+        if elsewhere.is_file():
+            return epath.Path(elsewhere.read_text(encoding="utf-8").strip())
+        return epath.Path(self.path / "checkpoints")
+
+    def check_checkpoints(self, place: str | os.PathLike) -> None:
+        """Makes sure that the checkpoints of this run are, or can be, in another place.
+
+        Raises:
+          ValueError: the run has its checkpoints somewhere else already, or those of another run
+            are there.
+        """
+        is_new = not (self.path / "config.json").is_file()
+        if not is_new and self.checkpoints != epath.Path(place):
+            raise ValueError(
+                f"checkpoints: got {os.fspath(place)!r}, but those of the run in "
+                f"{str(self.path)!r} are in {str(self.checkpoints)!r}. Leave it out to go on there."
+            )
+        folder = epath.Path(place)
+        if is_new and folder.is_dir() and any(f.name.isdecimal() for f in folder.iterdir()):
+            raise ValueError(
+                f"checkpoints: {os.fspath(place)!r} holds checkpoints of another run. Use another "
+                "place."
+            )
+
+    def write_checkpoints(self, place: str | os.PathLike) -> None:
+        """Notes that the checkpoints are in another place, such as a bucket."""
+        (self.path / "checkpoints.txt").write_text(f"{os.fspath(place)}\n", encoding="utf-8")
 
     def config(self) -> ExperimentConfig:
         """Reads the config of the run.

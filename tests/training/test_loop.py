@@ -7,6 +7,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from etils import epath
 from rich.console import Console
 
 from cumulant_jax.training import (
@@ -27,7 +28,10 @@ from cumulant_jax.training.meter import Meter
 from cumulant_jax.training.tasks.classification import ClassificationTask
 
 MIXING = MixingConfig(mixup=0.4, cutmix=1.0, label_smoothing=0.1)
-TIMES = ("training_seconds", "train/examples_per_second")
+TIMES = (
+    *("training_seconds", "train/examples_per_second", "train/step_ms"),
+    *("train/input_wait_ms", "train/dispatch_ms", "train/device_wait_ms"),
+)
 
 
 class Recorder(SilentReporter):
@@ -378,3 +382,18 @@ def test_the_terminal_is_given_back_when_training_fails(tiny, tmp_path, monkeypa
     with pytest.raises(NonFiniteError):
         train(tiny(optimizer__learning_rate=1e37, optimizer__clip_norm=None), tmp_path)
     assert stream.getvalue().rfind("\x1b[?25h") > stream.getvalue().rfind("\x1b[?25l") >= 0
+
+
+def test_checkpoints_may_be_elsewhere_and_stay_there(tiny, tmp_path):
+    run, place = tmp_path / "run", tmp_path / "bucket" / "x"
+    train(tiny(), run, reporter=SilentReporter(), stop_after=6, checkpoints=place)
+    assert not (run / "checkpoints").exists()
+    assert (place / "6").is_dir()
+    with pytest.raises(ValueError, match=r"checkpoints: got .*other'.* are in .*bucket/x'"):
+        train(tiny(), run, reporter=SilentReporter(), checkpoints=tmp_path / "other")
+    with pytest.raises(ValueError, match=r"checkpoints: .*x' holds checkpoints of another run"):
+        train(tiny(seed=1), tmp_path / "second", reporter=SilentReporter(), checkpoints=place)
+    assert not (tmp_path / "second").exists()
+    assert train(tiny(), run, reporter=SilentReporter()).completed
+    assert (place / "12").is_dir()
+    assert RunDirectory(run).checkpoints == epath.Path(place)
