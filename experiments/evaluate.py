@@ -15,6 +15,8 @@ import math
 import sys
 from pathlib import Path
 
+import jax
+
 from cumulant_jax.training import Checkpoints, Experiment, RunDirectory, TrainState, build
 from cumulant_jax.training.processes import is_first
 from cumulant_jax.training.run_directory import write_json
@@ -31,7 +33,9 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError("--parameters: got 'ema', but the run keeps no moving average.")
     step, state = restore(run, experiment, args.checkpoint)
     ema = args.parameters != "raw" and state.ema is not None
-    scores = experiment.evaluate(experiment.eval_step(), state, batch_size=args.batch_size, ema=ema)
+    with jax.set_mesh(experiment.mesh):
+        eval_step = experiment.eval_step()
+        scores = experiment.evaluate(eval_step, state, batch_size=args.batch_size, ema=ema)
     for name, value in scores.items():
         if not math.isfinite(value):
             raise ValueError(f"--checkpoint: that of step {step} gives {value} as {name}.")

@@ -30,7 +30,7 @@ from typing import Any
 
 import jax
 
-from cumulant_jax.analysis.plan_tables import to_csv, to_markdown
+from cumulant_jax.analysis.plan_tables import exchanges, to_csv, to_markdown
 from cumulant_jax.costs.chips import CHIPS, Chip
 from cumulant_jax.costs.collectives import Collective
 from cumulant_jax.costs.step_estimate import StepCost, best_first, step_cost
@@ -187,7 +187,7 @@ def _cost(
     chip: Chip, config: ExperimentConfig, answer: dict[str, Any], *, flops: float
 ) -> StepCost:
     mesh = answer["mesh"]
-    exchanges = [
+    found = [
         Collective(**{**item, "group": tuple(item["group"])})
         for item in answer.get("collectives", [])
     ]
@@ -200,7 +200,7 @@ def _cost(
         flops=flops,
         memory_bytes=answer.get("memory_bytes"),
         traffic_bytes=answer.get("traffic_bytes"),
-        collectives=exchanges,
+        collectives=found,
         compile_seconds=answer.get("seconds", 0.0),
     )
 
@@ -223,6 +223,10 @@ def _report(
         f"Compiled with jax {args.jax}.",
         "",
         *to_markdown(chip, costs),
+        "",
+        "What each device sends in a step, by kind: how often, and how much each time on average.",
+        "",
+        *exchanges(costs),
     ]
     if chip.platform == "gpu":
         lines += [

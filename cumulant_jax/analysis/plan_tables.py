@@ -30,14 +30,30 @@ def to_markdown(chip: Chip, costs: Sequence[StepCost]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in rows]
 
 
+def exchanges(costs: Sequence[StepCost]) -> list[str]:
+    """Lines of a table of what is sent: kinds of exchange, one row per mesh and batch size."""
+    kinds = sorted({kind for cost in costs for kind in cost.sent})
+    rows = [["mesh", "batch", *kinds], ["---", "---:", *["---:"] * len(kinds)]]
+    for cost in costs:
+        if cost.memory_bytes is not None:
+            sent = [cost.sent.get(kind, (0, 0)) for kind in kinds]
+            cells = [f"{count} × {size / 1e6 / max(count, 1):,.2f} MB" for count, size in sent]
+            rows.append([cost.mesh, str(cost.batch_size), *cells])
+    return [f"| {' | '.join(row)} |" for row in rows]
+
+
 def to_csv(costs: Sequence[StepCost]) -> str:
     """The same as CSV, with all digits."""
     out = io.StringIO()
-    fields = list(StepCost.__dataclass_fields__)
-    derived = ["fastest_seconds", "estimated_seconds", "mfu", "examples_per_second", "intensity"]
+    names = [name for name in StepCost.__dataclass_fields__ if name != "sent"]
+    names += ["sent_bytes", "exchanges", "fastest_seconds", "estimated_seconds", "mfu"]
+    names += ["examples_per_second", "intensity"]
+    kinds = sorted({kind for cost in costs for kind in cost.sent})
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*fields, *derived])
-    writer.writerows([getattr(cost, name) for name in (*fields, *derived)] for cost in costs)
+    writer.writerow([*names, *(f"{kind}_bytes" for kind in kinds)])
+    for cost in costs:
+        sizes = [cost.sent.get(kind, (0, 0))[1] for kind in kinds]
+        writer.writerow([*(getattr(cost, name) for name in names), *sizes])
     return out.getvalue()
 
 
@@ -55,7 +71,7 @@ def _cells(chip: Chip, cost: StepCost) -> list[str]:
         "yes" if cost.fits else "no",
         f"{cost.flops / 1e12:.3g}",
         f"{cost.sent_bytes / 1e6:,.1f} MB",
-        str(cost.collectives),
+        str(cost.exchanges),
         intensity,
         f"{cost.fastest_seconds * 1e3:.1f} ms",
         f"{cost.estimated_seconds * 1e3:.1f} ms",

@@ -3,7 +3,7 @@ that follows from published figures.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cumulant_jax.costs.chips import Chip
 from cumulant_jax.costs.collectives import Collective
@@ -25,8 +25,7 @@ class StepCost:
       fits: whether that is within the chip's memory.
       flops: of a step in all products, over all devices; what is recomputed counts.
       traffic_bytes: that each device reads and writes in its memory, where the compiler tells.
-      sent_bytes: that each device sends in a step.
-      collectives: how many exchanges a step has.
+      sent: for each kind of exchange how many a step has, and the bytes that each device sends.
       compute_seconds: of the products at the chip's published peak.
       traffic_seconds: of the traffic at its published bandwidth.
       sent_seconds: of what is sent, over links inside a host and the network between hosts.
@@ -40,12 +39,21 @@ class StepCost:
     fits: bool
     flops: float
     traffic_bytes: float | None
-    sent_bytes: float
-    collectives: int
+    sent: Mapping[str, tuple[int, int]]
     compute_seconds: float
     traffic_seconds: float
     sent_seconds: float
     compile_seconds: float
+
+    @property
+    def sent_bytes(self) -> int:
+        """What each device sends in a step."""
+        return sum(size for _, size in self.sent.values())
+
+    @property
+    def exchanges(self) -> int:
+        """How many exchanges a step has."""
+        return sum(count for count, _ in self.sent.values())
 
     @property
     def fastest_seconds(self) -> float:
@@ -111,8 +119,13 @@ def step_cost(
         fits=fits,
         flops=flops,
         traffic_bytes=traffic_bytes,
-        sent_bytes=sum(c.bytes_sent for c in collectives),
-        collectives=sum(c.count for c in collectives),
+        sent={
+            kind: (
+                sum(c.count for c in collectives if c.kind == kind),
+                sum(c.bytes_sent for c in collectives if c.kind == kind),
+            )
+            for kind in sorted({c.kind for c in collectives})
+        },
         compute_seconds=flops / devices / chip.matmul_flops[dtype],
         traffic_seconds=(traffic_bytes or 0.0) / chip.bandwidth,
         sent_seconds=sum(c.bytes_sent / _bandwidth(chip, c.group) for c in collectives),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cumulant_jax.analysis.plan_tables import to_csv, to_markdown
+from cumulant_jax.analysis.plan_tables import exchanges, to_csv, to_markdown
 from cumulant_jax.costs.chips import CHIPS
 from cumulant_jax.costs.collectives import Collective
 from cumulant_jax.costs.step_estimate import best_first, step_cost
@@ -41,6 +41,21 @@ def test_products_traffic_and_exchanges():
     assert found.mfu == pytest.approx(10 / 13)
     assert found.examples_per_second == pytest.approx(64 / 0.013)
     assert found.intensity == pytest.approx(197e12 * 0.010 / (819e9 * 0.004))
+
+
+def test_kinds_are_told_apart():
+    gather = Collective(kind="all-gather", shape="", size_bytes=4_000_000, group=(0, 1), count=3)
+    found = cost(collectives=[all_reduce(2_000_000, (0, 1)), gather, gather])
+    assert found.sent == {"all-gather": (6, 12_000_000), "all-reduce": (1, 2_000_000)}
+    assert (found.sent_bytes, found.exchanges) == (14_000_000, 7)
+    assert exchanges([found, cost(memory_bytes=None)]) == [
+        "| mesh | batch | all-gather | all-reduce |",
+        "| --- | ---: | ---: | ---: |",
+        "| data=4 | 64 | 6 × 2.00 MB | 1 × 2.00 MB |",
+    ]
+    header, row, _ = to_csv([found, cost(memory_bytes=None)]).splitlines()
+    values = dict(zip(header.split(","), row.split(","), strict=True))
+    assert (values["all-gather_bytes"], values["all-reduce_bytes"]) == ("12000000", "2000000")
 
 
 def test_hosts_of_gpus_are_linked_by_the_network():
