@@ -72,6 +72,7 @@ setup(
     packages=find_packages(include=["cumulant_jax", "cumulant_jax.*"]),
     package_data={
         "cumulant_jax.analysis": ["*.html", "*.css"],
+        "cumulant_jax.data": ["class_lists/*.txt"],
         "cumulant_jax.kernels": ["*.json"],
     },
     install_requires=INSTALL_REQUIRES,

@@ -40,7 +40,6 @@ def get_config(arg: str = ""):
         config.model.options.class_token = False  # tokens that a mesh can split evenly
 
     config.data.name = "imagenet2012"
-    config.data.eval_split = "validation"
     config.data.image_size = arguments.size
     config.data.augment = ("flip",)
     config.data.cache = "none"

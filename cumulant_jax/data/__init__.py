@@ -1,5 +1,6 @@
-"""Image classification data: the embedded digits and any prepared TFDS data set, through Grain."""
+"""Image classification data through Grain: digits, TFDS data sets, folders, lists and arrays."""
 
+from cumulant_jax.data.arrays import ArrayCollection
 from cumulant_jax.data.augment import AUGMENTATIONS
 from cumulant_jax.data.batches import EvalBatches, eval_batches, train_iterator
 from cumulant_jax.data.config import DataConfig
@@ -8,6 +9,7 @@ from cumulant_jax.data.stream import TrainIterator
 
 __all__ = [
     "AUGMENTATIONS",
+    "ArrayCollection",
     "DataConfig",
     "Dataset",
     "DatasetInfo",

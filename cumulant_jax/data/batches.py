@@ -106,7 +106,8 @@ def eval_batches(
     (4, 360)
     """
     share = process_share(batch_size, process_index, process_count)
-    source = dataset.source(split or dataset.config.eval_split)
+    # `load` put the data set's own name in the place of None.
+    source = dataset.source(split or str(dataset.config.eval_split))
     return EvalBatches(source, batch_size, share, dataset.config)
 
 

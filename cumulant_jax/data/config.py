@@ -9,6 +9,7 @@ from typing import Any
 from cumulant_jax.data import augment
 from cumulant_jax.naming import unknown_name
 
+_OPTIONAL_TEXTS = ("data_dir", "cache_dir", "image_key", "label_key", "class_list", "eval_split")
 CACHES = ("disk", "memory", "none")
 
 
@@ -18,11 +19,17 @@ class DataConfig:
 
     Attributes:
       name: "digits" (embedded), or a TFDS builder prepared as array_record: "cifar10",
-        "imagenette/320px-v2" (with its config), "cifar10:3.0.2" (with its version).
+        "imagenette/320px-v2" (with its config), "cifar10:3.0.2" (with its version); or "folder" for
+        images in data_dir/SPLIT/CLASS/, or "list" for those of data_dir/SPLIT.csv with the columns
+        path and label.
       data_dir: the TFDS data directory; None reads the environment variable TFDS_DATA_DIR and
-        falls back to ~/tensorflow_datasets.
+        falls back to ~/tensorflow_datasets. For "folder" and "list" the folder that holds them.
+      class_list: take the examples of these classes only, with labels from 0 in the data set's own
+        order: "imagenet100", or a text file with the name of a class on each line.
+      num_classes: how many classes there must be; None does not check.
       train_split: the split to train on, in TFDS's syntax ("train", "train[:90%]").
-      eval_split: the split to evaluate on.
+      eval_split: the split to evaluate on; None is the data set's own: "test", or "validation"
+        where there is none or its labels are not public.
       image_size: height and width in pixels, or one int for both; None keeps the stored size.
         Images are resized to cover it (short side) and cropped at the centre.
       augment: training augmentations in order, each a name with options in brackets: "flip",
@@ -50,8 +57,10 @@ class DataConfig:
 
     name: str = "digits"
     data_dir: str | None = None
+    class_list: str | None = None
+    num_classes: int | None = None
     train_split: str = "train"
-    eval_split: str = "test"
+    eval_split: str | None = None
     image_size: Any = None
     augment: tuple[str, ...] = ()
     cache: str = "disk"
@@ -66,11 +75,11 @@ class DataConfig:
 
     def __post_init__(self):
         """Checks every option and turns lists (from JSON and config files) into tuples."""
-        for field in ("name", "train_split", "eval_split"):
+        for field in ("name", "train_split"):
             value = getattr(self, field)
             if not isinstance(value, str) or not value:
                 raise TypeError(f"{field} must be a non-empty string, got {value!r}")
-        for field in ("data_dir", "cache_dir", "image_key", "label_key"):
+        for field in _OPTIONAL_TEXTS:
             self._set(field, _optional_text(field, getattr(self, field)))
         if self.cache not in CACHES:
             raise ValueError(unknown_name("cache", self.cache, CACHES))
@@ -84,9 +93,10 @@ class DataConfig:
             self._set(field, _channel_values(field, getattr(self, field)))
         if (self.mean is None) != (self.std is None):
             raise ValueError("mean and std belong together: give both or neither")
-        for field, least in (("threads", 1), ("workers", 0), ("prefetch", 1)):
+        numbers = (("threads", 1), ("workers", 0), ("prefetch", 1), ("num_classes", 1))
+        for field, least in numbers:
             value = getattr(self, field)
-            if field == "threads" and value is None:
+            if field in ("threads", "num_classes") and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{field} must be an integer of at least {least}, got {value!r}")

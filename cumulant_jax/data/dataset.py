@@ -4,10 +4,13 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from cumulant_jax.data import cache, statistics
+from cumulant_jax.data.class_view import ClassView, read_class_list
 from cumulant_jax.data.config import DataConfig
 from cumulant_jax.data.digits import Digits
+from cumulant_jax.data.image_files import ImageFolders, ImageList
 from cumulant_jax.data.progress import DecodingReport, Progress
 from cumulant_jax.data.source import Collection, ImageSource
 
@@ -61,7 +64,12 @@ class Dataset:
         return self._splits.open(split)
 
 
-def load(config: DataConfig | None = None, *, progress: Progress | None = None) -> Dataset:
+def load(
+    config: DataConfig | None = None,
+    *,
+    progress: Progress | None = None,
+    collection: Collection | None = None,
+) -> Dataset:
     """Finds a data set and describes it. Nothing is ever downloaded.
 
     Args:
@@ -69,6 +77,7 @@ def load(config: DataConfig | None = None, *, progress: Progress | None = None) 
       progress: called with (images done, images in all) while images are decoded into the cache.
         None: a decoding of more than two seconds reports on standard error, as a progress bar in
         a terminal and else as lines.
+      collection: the examples, such as an `ArrayCollection`, instead of those of `config.name`.
 
     Returns:
       The data set. Its splits are decoded when they are first used; this call itself decodes the
@@ -76,16 +85,29 @@ def load(config: DataConfig | None = None, *, progress: Progress | None = None) 
 
     Raises:
       FileNotFoundError: not prepared; the message has the command that prepares it.
-      ValueError: an unknown name or split, images that differ in size without `image_size`, or
-        means for another number of channels.
+      ValueError: an unknown name, split or class, another number of classes than `num_classes`,
+        images that differ in size without `image_size`, or means for another number of channels.
 
     >>> info = load(DataConfig(name="digits")).info
     >>> info.image_shape, info.num_classes, info.num_train, info.num_eval
     ((8, 8, 1), 10, 1437, 360)
     """
     config = config or DataConfig()
-    collection = _COLLECTIONS.get(config.name, _open_tfds)(config)
-    counts = {s: collection.num_examples(s) for s in (config.train_split, config.eval_split)}
+    collection = collection or _COLLECTIONS.get(config.name, _open_tfds)(config)
+    if config.class_list is not None:
+        names = read_class_list(config.class_list)
+        collection = ClassView(
+            collection, names, name=config.class_list, cache_dir=config.cache_dir
+        )
+    if config.num_classes not in (None, len(collection.class_names)):
+        raise ValueError(
+            f"num_classes is {config.num_classes}, but {collection.name} has "
+            f"{len(collection.class_names)} classes"
+        )
+    if config.eval_split is None:
+        config = dataclasses.replace(config, eval_split=_own_eval_split(collection))
+    eval_split = str(config.eval_split)
+    counts = {split: collection.num_examples(split) for split in (config.train_split, eval_split)}
     for split, count in counts.items():
         if count == 0:
             raise ValueError(f"split {split!r} of data set {config.name!r} is empty")
@@ -101,13 +123,47 @@ def load(config: DataConfig | None = None, *, progress: Progress | None = None) 
         mean=mean,
         std=std,
         num_train=counts[config.train_split],
-        num_eval=counts[config.eval_split],
+        num_eval=counts[eval_split],
     )
     return Dataset(config, info, splits)
 
 
 def _open_digits(config: DataConfig) -> Collection:
     return Digits(image_size=config.image_size)
+
+
+def _open_folders(config: DataConfig) -> Collection:
+    return ImageFolders(_root(config), **_file_options(config))
+
+
+def _open_list(config: DataConfig) -> Collection:
+    return ImageList(_root(config), **_file_options(config))
+
+
+def _root(config: DataConfig) -> str:
+    if config.data_dir is None:
+        raise ValueError(f"data_dir must name the folder of name={config.name!r}, got None")
+    return config.data_dir
+
+
+def _file_options(config: DataConfig) -> dict[str, Any]:
+    return {
+        "train_split": config.train_split,
+        "image_size": config.image_size,
+        "threads": config.threads or min(16, os.cpu_count() or 1),
+    }
+
+
+def _own_eval_split(collection: Collection) -> str:
+    """The split that a data set is evaluated on: "test", unless its labels are not public."""
+    order = ("test", "validation", "valid", "val")
+    for split in order[1:] if collection.name in _SECRET_TESTS else order:
+        if split in collection.split_names:
+            return split
+    raise ValueError(
+        f"eval_split must be given: {collection.name} has the splits "
+        f"{', '.join(collection.split_names)}, none of them called {', '.join(order)}"
+    )
 
 
 def _open_tfds(config: DataConfig) -> Collection:
@@ -124,7 +180,14 @@ def _open_tfds(config: DataConfig) -> Collection:
     )
 
 
-_COLLECTIONS: dict[str, Callable[[DataConfig], Collection]] = {"digits": _open_digits}
+_COLLECTIONS: dict[str, Callable[[DataConfig], Collection]] = {
+    "digits": _open_digits,
+    "folder": _open_folders,
+    "list": _open_list,
+}
+
+# Whose labels of the split "test" are not public.
+_SECRET_TESTS = ("imagenet2012", "imagenet2012-imagenet100")
 
 
 def _normalisation(

@@ -37,6 +37,11 @@ class Digits:
     def __init__(self, *, image_size: tuple[int, int] | None = None):
         self._image_size = image_size
 
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        return tuple(_splits())
+
     def num_examples(self, split: str) -> int:
         """Number of images of "train" or "test"."""
         return len(self._indices(split))

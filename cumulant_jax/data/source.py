@@ -46,6 +46,11 @@ class Collection(Protocol):
         """True where the images are in memory already, so that a cache gains nothing."""
         ...
 
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        ...
+
     def num_examples(self, split: str) -> int:
         """Number of examples of a split; ValueError with near names for an unknown one."""
         ...

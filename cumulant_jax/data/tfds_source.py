@@ -57,6 +57,11 @@ class TfdsCollection:
         self._image_size = image_size
         self._threads = threads
 
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The names of the splits, whole ones."""
+        return tuple(self._splits)
+
     def num_examples(self, split: str) -> int:
         """Number of examples of a split."""
         return self._split(split).num_examples
@@ -162,6 +167,10 @@ class TfdsSource:
     def __len__(self) -> int:
         return len(self._records)
 
+    def label(self, index: int) -> int:
+        """Reads the label of an example, without decoding its image."""
+        return self._checked_label(self._records[index][self._label_key], index)
+
     def gather(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Reads and decodes: indices [B] -> images uint8 [B, H, W, C], labels int32 [B]."""
         images = np.empty((len(indices), *self.image_shape), np.uint8)
@@ -191,13 +200,15 @@ class TfdsSource:
             )
         except OSError as error:
             raise ValueError(f"{self._where(index)}: cannot decode the image: {error}") from error
-        label = record[self._label_key]
+        return image, self._checked_label(record[self._label_key], index)
+
+    def _checked_label(self, label: int, index: int) -> int:
         if not 0 <= label < self._num_classes:
             raise ValueError(
                 f"{self._where(index)}: label {label} is not in 0 .. {self._num_classes - 1}; "
                 "a split without public labels cannot be used here"
             )
-        return image, label
+        return label
 
     def _where(self, index: int) -> str:
         return f"record {index} of split {self._split!r} in {self._directory}"

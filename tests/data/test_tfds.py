@@ -9,7 +9,7 @@ import pytest
 import tensorflow_datasets as tfds
 from PIL import Image
 
-from cumulant_jax.data import DataConfig, eval_batches, load, train_iterator
+from cumulant_jax.data import DataConfig, decode, eval_batches, load, train_iterator
 
 from .conftest import CLASSES, encode, make_images, prepare, prepare_plain
 
@@ -292,3 +292,24 @@ def test_sixteen_bit_images_are_refused(tmp_path):
     prepare(tmp_path, "deep", features, {"train": examples, "test": examples})
     message = error_of(lambda: load(DataConfig(name="deep", data_dir=str(tmp_path))), ValueError)
     assert "images must be uint8" in message
+
+
+def test_a_view_on_classes_reads_labels_without_decoding(tiny, tmp_path, monkeypatch):
+    wanted = tmp_path / "list.txt"
+    wanted.write_text("\n".join(reversed(CLASSES[1:])))
+    options = {"cache": "none", "cache_dir": str(tmp_path), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+    decoded = []
+    original = decode.decode_image
+    monkeypatch.setattr(
+        decode, "decode_image", lambda *a, **k: decoded.append(1) or original(*a, **k)
+    )
+    dataset = load(config(tiny, class_list=str(wanted), **options))
+    assert len(decoded) <= 1  # the first image, for its size
+    assert dataset.info.class_names == CLASSES[1:]
+    for split in ("train", "test"):
+        images, labels = everything(dataset, split)
+        pairs = zip(tiny.images[split], tiny.labels[split], strict=True)
+        expected = [(image, label - 1) for image, label in pairs if label > 0]
+        truth = {image.tobytes(): label for image, label in expected}
+        assert [truth.pop(image.tobytes()) for image in images] == labels.tolist()
+        assert not truth
