@@ -25,7 +25,68 @@ class _Example:
     label: int
 
 
-class ImageFolders:
+class _FileCollection:
+    """Splits of image files; a subclass finds the classes and the files of a split."""
+
+    decoded = False
+    version: str
+    class_names: tuple[str, ...]
+
+    def __init__(
+        self,
+        root: str | os.PathLike,
+        *,
+        train_split: str = "train",
+        image_size: tuple[int, int] | None = None,
+        threads: int = 1,
+    ):
+        self._root = Path(root).expanduser()
+        self.name = self._root.name
+        self._image_size, self._threads = image_size, threads
+        self._splits: dict[str, list[_Example]] = {}
+        self.class_names = self._find_classes(train_split)
+
+    @property
+    def split_names(self) -> tuple[str, ...]:
+        """The names of the splits."""
+        raise NotImplementedError
+
+    def _find_classes(self, split: str) -> tuple[str, ...]:
+        raise NotImplementedError
+
+    def _find(self, split: str) -> list[_Example]:
+        raise NotImplementedError
+
+    def num_examples(self, split: str) -> int:
+        """Number of images of a split."""
+        return len(self._examples(split))
+
+    def open(self, split: str) -> "ImageFiles":
+        """Opens a split, decoding on demand."""
+        return ImageFiles(self._examples(split), image_size=self._image_size, threads=self._threads)
+
+    def fingerprint(self, split: str) -> str:
+        """Hash of the files' places, sizes and times."""
+        digest = hashlib.sha256(str(self._image_size).encode())
+        for example in self._examples(split):
+            status = os.stat(example.path)
+            line = f"{example.path} {example.label} {status.st_size} {status.st_mtime_ns}\n"
+            digest.update(line.encode())
+        return digest.hexdigest()[:16]
+
+    def _examples(self, split: str) -> list[_Example]:
+        if split not in self._splits:
+            self._splits[split] = self._find(split)
+        return self._splits[split]
+
+    def _label(self, name: str, where: str) -> int:
+        if name not in self.class_names:
+            what = f"class in {where}, which the training split has not"
+            raise ValueError(unknown_name(what, name, self.class_names))
+        return self.class_names.index(name)
+
+
+class ImageFolders(_FileCollection):
     """`root/SPLIT/CLASS/image.jpg`: every folder of a split is a class, its name the class's.
 
     The classes are those of the training split, in the order of their names. Other splits have the
@@ -36,43 +97,20 @@ class ImageFolders:
       ValueError: a split without classes, or a class without images.
     """
 
-    decoded = False
     version = "folder"
-
-    def __init__(
-        self,
-        root: str | os.PathLike,
-        *,
-        train_split: str = "train",
-        image_size: tuple[int, int] | None = None,
-        threads: int = 1,
-    ):
-        self._root = Path(root).expanduser()
-        self.name = self._root.name
-        self._image_size, self._threads = image_size, threads
-        if not self._root.is_dir():
-            raise FileNotFoundError(f"data_dir: there is no folder {str(self._root)!r}")
-        self._splits: dict[str, list[_Example]] = {}
-        self.class_names = tuple(folder.name for folder in _folders(self._folder(train_split)))
-        if not self.class_names:
-            raise ValueError(f"{self._folder(train_split)} holds no folders, one for each class")
 
     @property
     def split_names(self) -> tuple[str, ...]:
         """The names of the folders that are splits."""
         return tuple(child.name for child in _folders(self._root))
 
-    def num_examples(self, split: str) -> int:
-        """Number of images of a split."""
-        return len(self._examples(split))
-
-    def open(self, split: str) -> "ImageFiles":
-        """Opens a split, decoding on demand."""
-        return ImageFiles(self._examples(split), image_size=self._image_size, threads=self._threads)
-
-    def fingerprint(self, split: str) -> str:
-        """Hash of the files' places, sizes and times."""
-        return _fingerprint(self._examples(split), self._image_size)
+    def _find_classes(self, split: str) -> tuple[str, ...]:
+        if not self._root.is_dir():
+            raise FileNotFoundError(f"data_dir: there is no folder {str(self._root)!r}")
+        names = tuple(folder.name for folder in _folders(self._folder(split)))
+        if not names:
+            raise ValueError(f"{self._folder(split)} holds no folders, one for each class")
+        return names
 
     def _folder(self, split: str) -> Path:
         folder = self._root / split
@@ -80,18 +118,10 @@ class ImageFolders:
             raise ValueError(unknown_name(f"split of {str(self._root)!r}", split, self.split_names))
         return folder
 
-    def _examples(self, split: str) -> list[_Example]:
-        if split not in self._splits:
-            self._splits[split] = self._find(split)
-        return self._splits[split]
-
     def _find(self, split: str) -> list[_Example]:
-        labels = {name: label for label, name in enumerate(self.class_names)}
         examples = []
         for folder in _folders(self._folder(split)):
-            if folder.name not in labels:
-                what = f"class in {str(folder.parent)!r}, which the training split has not"
-                raise ValueError(unknown_name(what, folder.name, labels))
+            label = self._label(folder.name, repr(str(folder.parent)))
             files = sorted(
                 entry.path
                 for entry in os.scandir(folder)
@@ -102,11 +132,11 @@ class ImageFolders:
                     f"class {folder.name!r}: {folder} holds no images ({', '.join(SUFFIXES)}); add "
                     "some, or delete the folder"
                 )
-            examples += [_Example(path, labels[folder.name]) for path in files]
+            examples += [_Example(path, label) for path in files]
         return examples
 
 
-class ImageList:
+class ImageList(_FileCollection):
     """`root/SPLIT.csv` with the columns `path` and `label`: an image and the name of its class.
 
     Paths are relative to the CSV file. The classes are those of the training split, in the order of
@@ -117,56 +147,27 @@ class ImageList:
       ValueError: a list without these columns, or without rows.
     """
 
-    decoded = False
     version = "list"
-
-    def __init__(
-        self,
-        root: str | os.PathLike,
-        *,
-        train_split: str = "train",
-        image_size: tuple[int, int] | None = None,
-        threads: int = 1,
-    ):
-        self._root = Path(root).expanduser()
-        self.name = self._root.name
-        self._image_size, self._threads = image_size, threads
-        self._splits: dict[str, list[_Example]] = {}
-        names = {name for _, _, name in self._rows(train_split)}
-        are_numbers = all(name.isdecimal() for name in names)
-        self.class_names = tuple(sorted(names, key=int if are_numbers else None))
 
     @property
     def split_names(self) -> tuple[str, ...]:
         """The names of the lists."""
         return tuple(sorted(child.stem for child in self._root.glob("*.csv")))
 
-    def num_examples(self, split: str) -> int:
-        """Number of images of a split."""
-        return len(self._examples(split))
+    def _find_classes(self, split: str) -> tuple[str, ...]:
+        names = {name for _, _, name in self._rows(split)}
+        are_numbers = all(name.isdecimal() for name in names)
+        return tuple(sorted(names, key=int if are_numbers else None))
 
-    def open(self, split: str) -> "ImageFiles":
-        """Opens a split, decoding on demand."""
-        return ImageFiles(self._examples(split), image_size=self._image_size, threads=self._threads)
-
-    def fingerprint(self, split: str) -> str:
-        """Hash of the files' places, sizes and times."""
-        return _fingerprint(self._examples(split), self._image_size)
-
-    def _examples(self, split: str) -> list[_Example]:
-        if split not in self._splits:
-            labels = {name: label for label, name in enumerate(self.class_names)}
-            examples = []
-            for line, path, name in self._rows(split):
-                where = f"{self._root / split}.csv, line {line}"
-                if name not in labels:
-                    what = f"class in {where}, which the training split has not"
-                    raise ValueError(unknown_name(what, name, labels))
-                if not path.is_file():
-                    raise FileNotFoundError(f"{where}: there is no image {str(path)!r}")
-                examples.append(_Example(str(path), labels[name]))
-            self._splits[split] = examples
-        return self._splits[split]
+    def _find(self, split: str) -> list[_Example]:
+        examples = []
+        for line, path, name in self._rows(split):
+            where = f"{self._root / split}.csv, line {line}"
+            label = self._label(name, where)
+            if not path.is_file():
+                raise FileNotFoundError(f"{where}: there is no image {str(path)!r}")
+            examples.append(_Example(str(path), label))
+        return examples
 
     def _rows(self, split: str) -> list[tuple[int, Path, str]]:
         """The number, path and class name of every row."""
@@ -264,12 +265,3 @@ def _folders(root: Path) -> list[Path]:
     return sorted(
         child for child in root.iterdir() if child.is_dir() and not child.name.startswith(".")
     )
-
-
-def _fingerprint(examples: Sequence[_Example], image_size: tuple[int, int] | None) -> str:
-    digest = hashlib.sha256(str(image_size).encode())
-    for example in examples:
-        status = os.stat(example.path)
-        line = f"{example.path} {example.label} {status.st_size} {status.st_mtime_ns}\n"
-        digest.update(line.encode())
-    return digest.hexdigest()[:16]
