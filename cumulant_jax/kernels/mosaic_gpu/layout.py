@@ -151,7 +151,9 @@ def stream(
     return lax.fori_loop(0, steps, body, carry)
 
 
-def split_tiles(tiles: int, independent: int, *, blocks: int, fewest: int) -> tuple[int, int]:
+def split_tiles(
+    tiles: int, independent: int, *, blocks: int, fewest: int, least: int = 1
+) -> tuple[int, int]:
     """Splits a row of tiles over thread blocks.
 
     Args:
@@ -159,6 +161,7 @@ def split_tiles(tiles: int, independent: int, *, blocks: int, fewest: int) -> tu
       independent: rows of tiles (batch times heads, and chunks of these).
       blocks: thread blocks that fill the chip; what was tuned for this one goes before it.
       fewest: tiles below which a thread block is not worth its start; likewise.
+      least: tiles that a split has whatever was tuned, where the row has as many.
 
     Returns:
       The number of splits and the tiles of each.
@@ -167,9 +170,12 @@ def split_tiles(tiles: int, independent: int, *, blocks: int, fewest: int) -> tu
     (256, 4)
     >>> split_tiles(4, 3072, blocks=396, fewest=4)
     (1, 4)
+    >>> split_tiles(64, 12, blocks=396, fewest=4, least=8)
+    (8, 8)
     """
     sizes = tuned("mosaic_gpu", current_device().kind)
     blocks, fewest = sizes.get("blocks", blocks), sizes.get("fewest_tiles", fewest)
+    fewest = max(fewest, least)
     splits = max(min(-(-blocks // independent), tiles // fewest), 1)
     steps = -(-tiles // splits)
     return -(-tiles // steps), steps

@@ -44,6 +44,8 @@ from cumulant_jax.kernels.mosaic_gpu.token_tiles import TokenTiles, align_dim
 
 BLOCKS = 396  # three thread blocks on each of 132 multiprocessors
 FEWEST_TILES = 4
+# A split writes moments of its own: at most one byte for so many that it reads.
+READ_PER_WRITTEN = 4
 STAGES = 3
 
 
@@ -91,7 +93,8 @@ def split_moments(
       mask: see there.
       key_pivot: see there.
       value_pivot: see there.
-      tiles_per_split: tiles of 64 tokens in a stretch; None for what fills the chip.
+      tiles_per_split: tiles of 64 tokens in a stretch; None for what fills the chip,
+        as far as the moments stay a quarter of the bytes read.
     """
     parts = feature_parts(features)
     batch, length, heads, dim = key.shape
@@ -100,7 +103,13 @@ def split_moments(
     steps = tiles_per_split
     if steps is None:
         independent = batch * heads * -(-dim // TILE) * -(-value_dim // _value_chunk(parts, value))
-        _, steps = split_tiles(-(-length // TILE), independent, blocks=BLOCKS, fewest=FEWEST_TILES)
+        _, steps = split_tiles(
+            -(-length // TILE),
+            independent,
+            blocks=BLOCKS,
+            fewest=FEWEST_TILES,
+            least=_least_tiles(parts, key, value),
+        )
     splits = -(-length // (steps * TILE))
     rows = mask_rows(mask, splits * steps * TILE)
     blocks, feature_sums, value_sums = _run_moments(parts, key, value, rows, key_pivot, steps)
@@ -132,6 +141,15 @@ def _value_chunk(parts: FeatureParts, value: jax.Array) -> int:
     """Columns of the values per thread block: the accumulators must fit in its registers."""
     wide = value.shape[-1] > TILE and len(parts.values) <= 2 and TokenTiles.of(value).blocked
     return 2 * TILE if wide else TILE
+
+
+def _least_tiles(parts: FeatureParts, key: jax.Array, value: jax.Array) -> int:
+    """Tiles in a split for its moments to be at most a quarter of the bytes that it reads."""
+    dim, value_dim = key.shape[-1], value.shape[-1]
+    columns = round_up(value_dim, _value_chunk(parts, value))
+    written = 4 * len(parts.values) * round_up(dim) * columns
+    read = TILE * (dim + value_dim) * key.dtype.itemsize
+    return -(-READ_PER_WRITTEN * written // read)
 
 
 def _run_moments(parts, key, value, rows, key_pivot, steps):

@@ -143,3 +143,40 @@ def test_split_sums_add_up_and_count_their_tokens(interpreter, draw):
     mask = np.pad(np.asarray(x.mask), [(0, 0), (0, 84), (0, 0)]).reshape(3, 128, 2)
     np.testing.assert_array_equal(parts[:, 0, :, -1, -1], mask.sum(1))
     np.testing.assert_allclose(parts.sum(0), sum_moments(*inputs), rtol=1e-4, atol=1e-4)
+
+
+def _splits(features, tokens, heads, dim, value_dim):
+    key, value = (
+        jax.ShapeDtypeStruct((1, tokens, heads, d), jnp.bfloat16) for d in (dim, value_dim)
+    )
+    pivots = (jax.ShapeDtypeStruct((1, heads, d), jnp.float32) for d in (dim, value_dim))
+
+    def run(key, value, *pivots):
+        return split_moments(features, key, value, None, *pivots)
+
+    return jax.eval_shape(run, key, value, *pivots).shape[0]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        # features, tokens, dim, value_dim, float32 numbers that the kernel writes per split
+        (THIRD, 4096, 64, 64, 2 * 64 * 64),
+        (THIRD, 4096, 128, 128, 2 * 128 * 128),
+        (FOURTH, 4096, 64, 64, 3 * 64 * 64),
+        (THIRD, 4096, 48, 128, 2 * 64 * 128),
+        (elu1, 4096, 64, 64, 64 * 64),
+    ],
+    ids=case_id,
+)
+def test_splits_write_at_most_a_quarter_of_what_they_read(case):
+    features, tokens, dim, value_dim, written = case
+    splits = _splits(features, tokens, 12, dim, value_dim)
+    read = 2 * tokens * (dim + value_dim)
+    assert splits > 1
+    assert 4 * splits * 4 * written <= read
+
+
+def test_one_head_is_split_over_the_whole_chip():
+    assert _splits(THIRD, 32768, 1, 64, 64) >= 64
+    assert _splits(THIRD, 65536, 1, 64, 64) >= 128
