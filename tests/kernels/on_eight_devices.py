@@ -183,17 +183,16 @@ def check_names():
     ambient = mesh(AxisType.Auto)
     try:
         for name, call, needs in calls(264):
+            if name.split()[0] not in ("linear", "cumulant3", "token_statistics"):
+                continue  # all cumulants go the same way
             plain = {n: jnp.asarray(inputs[n]) for n in needs}
             with jax.default_device(jax.devices()[0]):
                 expected = jax.tree.map(np.asarray, gradient(call)(plain, mask))
             check_equal(f"{name} without a mesh", gradient(call)(plain, mask), expected)
             with jax.set_mesh(ambient):
-                for spec in SPECS[:2]:
-                    placed = jax.device_put(plain, NamedSharding(ambient, spec))
-                    actual = gradient(call)(placed, mask)
-                    check_equal(f"{name} by names {spec}", actual, expected)
+                placed = jax.device_put(plain, NamedSharding(ambient, SPECS[0]))
+                check_equal(f"{name} by names", gradient(call)(placed, mask), expected)
                 if "causal=False" in name:
-                    placed = jax.device_put(plain, NamedSharding(ambient, SPECS[0]))
                     text = gradient(call).lower(placed, None).compile().as_text()
                     found = {kind for _, kind in COLLECTIVE.findall(text)}
                     heads = {"all-to-all", "all-gather"} if "statistics" in name else set()
