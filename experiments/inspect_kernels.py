@@ -48,7 +48,7 @@ ENVIRONMENTS = Path(".environments")
 DIRECTORY = Path("runs/kernels")
 # An H200 has the cores of an H100.
 INSPECTED = ("h100", "v5e", "v5p", "v6e")
-# Each kind both ways; order 3 with all pairs has no kernel: it is bound by XLA's own products.
+# Each kind both ways; order 3 with all pairs has no kernel.
 OPERATIONS = {
     f"causal_{kind}" if is_causal else kind: (kind, is_causal)
     for is_causal in (False, True)
