@@ -55,6 +55,12 @@ def test_impossible_values(options, message):
         ViTOptions(**options)
 
 
+def test_remat_is_a_flag_or_a_policy():
+    assert [ViTOptions(remat=value).remat for value in (True, "dots")] == [True, "dots"]
+    with pytest.raises(ValueError, match="unknown remat 'dot'; did you mean 'dots'"):
+        ViTOptions(remat="dot")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -82,7 +88,7 @@ def test_impossible_values(options, message):
         ),
         ({"class_token": "no"}, "class_token must be True or False, got 'no'"),
         ({"fc_norm": 0}, "fc_norm must be True or False, got 0"),
-        ({"remat": "no"}, "remat must be True or False, got 'no'"),
+        ({"remat": 1}, "remat must be True or False, got 1"),
         ({"remat": None}, "remat must be True or False, got None"),
         ({"qkv_bias": "no"}, "qkv_bias must be True or False, got 'no'"),
         (
