@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -88,6 +89,8 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
     rows = mask_rows(mask, groups * steps * TILE)
     shape, values_shape = (TILE, TILE), (TILE, padded_values)
     key_tiles, value_tiles = TokenTiles.of(key), TokenTiles.of(value)
+    # Wide heads have work and registers for two warpgroups: one per gradient.
+    wide = max(padded_dim, padded_values) > TILE
     arrivals = key_tiles.copies + value_tiles.copies + (rows is not None)
 
     def body(*refs):
@@ -95,7 +98,8 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
         mask_ref = refs.pop(0) if rows is not None else None
         key_bar_ref, value_bar_ref, *scratch = refs
         key_smem, value_smem, mask_smem, phi_smem, key_bar_smem, value_bar_smem, *scratch = scratch
-        blocks_smem, pivot_smem, offset_smem, constant_smem, rewritten, ready, constants = scratch
+        blocks_smem, pivot_smem, offset_smem, constant_smem, rewritten, *scratch = scratch
+        ready, constants, shared = scratch
         operand_smem = rewritten[0].at[0] if rewritten else None
         b, h, group = (lax.axis_index(name) for name in ("batch", "head", "group"))
         first = group * (steps * TILE)
@@ -111,30 +115,28 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
                     mask_ref.at[b, mask_head, tokens], mask_smem.at[slot], ready.at[slot]
                 )
 
-        for p in range(count):
-            plgpu.copy_gmem_to_smem(blocks_ref.at[b, h, p], blocks_smem.at[p], constants)
-        plgpu.copy_gmem_to_smem(pivot_ref.at[b, h], pivot_smem, constants)
-        plgpu.copy_gmem_to_smem(offset_ref.at[b, h], offset_smem, constants)
-        plgpu.copy_gmem_to_smem(constant_ref.at[b, h], constant_smem, constants)
+        def load_constants():
+            for p in range(count):
+                plgpu.copy_gmem_to_smem(blocks_ref.at[b, h, p], blocks_smem.at[p], constants)
+            plgpu.copy_gmem_to_smem(pivot_ref.at[b, h], pivot_smem, constants)
+            plgpu.copy_gmem_to_smem(offset_ref.at[b, h], offset_smem, constants)
+            plgpu.copy_gmem_to_smem(constant_ref.at[b, h], constant_smem, constants)
+
         scale = scale_ref[b, h]
-        plgpu.barrier_wait(constants)
 
-        def compute(step, slot, carry):
-            plgpu.barrier_wait(ready.at[slot])
-            start = first + step * TILE
-            mask = None
-            if mask_ref is not None:
-                mask = plgpu.load(mask_smem.at[slot], layout=PER_ROW)
+        def mask_of(slot):
+            return None if mask_ref is None else plgpu.load(mask_smem.at[slot], layout=PER_ROW)
+
+        def centred(c, slot, valid):
+            pivot = plgpu.load(pivot_smem.at[columns_of(c)], layout=PER_COLUMN)
+            x = key_tiles.read(key_smem.at[slot], c)
+            return jnp.where(valid, x.astype(jnp.float32) - along_columns(pivot, shape), 0.0)
+
+        def pull_back_values(step, slot):
+            start, mask = first + step * TILE, mask_of(slot)
             valid = valid_rows(start, length, mask)
-
-            def centred(c):
-                pivot = plgpu.load(pivot_smem.at[columns_of(c)], layout=PER_COLUMN)
-                x = key_tiles.read(key_smem.at[slot], c)
-                return jnp.where(valid, x.astype(jnp.float32) - along_columns(pivot, shape), 0.0)
-
-            values = value_tiles.prepare(value_smem.at[slot], operand_smem)
             for c in range(dims):
-                x = centred(c)
+                x = centred(c, slot, valid)
                 for p, function in enumerate(parts.values):
                     phi_smem[p, :, columns_of(c)] = function(x).astype(dtype)
             plgpu.commit_smem()
@@ -157,7 +159,18 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
                 value_bar = jnp.where(along_rows(mask, values_shape) > 0, value_bar, 0.0)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             value_tiles.write_whole(value_bar_smem.at[0], value_bar.astype(dtype))
+            plgpu.commit_smem()
+            index = (b, pl.ds(start, TILE), h)
+            value_tiles.store(value_bar_ref, index, b * 0, value_bar_smem.at[0])
 
+        def pull_back_keys(step, slot):
+            start = first + step * TILE
+            values = value_tiles.prepare(value_smem.at[slot], operand_smem)
+            if rewritten:
+                plgpu.commit_smem()
+            valid = valid_rows(start, length, mask_of(slot))
+            if wide:  # otherwise `pull_back_values` has waited
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             for c in range(dims):
                 terms = []
                 for p, derivative in enumerate(parts.derivatives):
@@ -169,17 +182,66 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
                     # What follows a product is loaded after it, to save registers.
                     phi_bar = pl.run_scoped(multiply_values, plgpu.ACC(shape)) * scale
                     added = plgpu.load(offset_smem.at[p, columns_of(c)], layout=PER_COLUMN)
-                    term = (phi_bar + along_columns(added, shape)) * derivative(centred(c))
-                    terms.append(term)
+                    bar = phi_bar + along_columns(added, shape)
+                    terms.append(bar * derivative(centred(c, slot, valid)))
                 key_bar = jnp.where(valid, total(terms), 0.0).astype(dtype)
                 key_tiles.write(key_bar_smem.at[0], c, key_bar)
             plgpu.commit_smem()
             index = (b, pl.ds(start, TILE), h)
             key_tiles.store(key_bar_ref, index, b * 0, key_bar_smem.at[0])
-            value_tiles.store(value_bar_ref, index, b * 0, value_bar_smem.at[0])
+
+        def compute_both(step, slot, carry):
+            plgpu.barrier_wait(ready.at[slot])
+            pull_back_values(step, slot)
+            pull_back_keys(step, slot)
             return carry
 
-        stream(steps, STAGES, load, compute, None)
+        def share(compute, *, loads):
+            """What one of two warpgroups does; the one that loads waits for the other."""
+            (consumed,) = shared
+
+            def body(step, carry):
+                step = lax.convert_element_type(step, jnp.int32)
+                slot = lax.rem(step, np.int32(STAGES))
+                free = lax.rem(step + (STAGES - 1), np.int32(STAGES))
+                if loads:
+
+                    @pl.when(step > 0)
+                    def _():
+                        plgpu.barrier_wait(consumed.at[free])
+
+                        @pl.when(step + (STAGES - 1) < steps)
+                        def _():
+                            load(step + (STAGES - 1), free)
+
+                plgpu.barrier_wait(ready.at[slot])
+                compute(step, slot)
+                plgpu.barrier_arrive(consumed.at[slot])
+                return carry
+
+            if loads:
+                load_constants()
+                for step in range(min(STAGES, steps)):
+                    load(np.int32(step), step)
+            plgpu.barrier_wait(constants)
+            lax.fori_loop(0, steps, body, None)
+            if loads:
+                plgpu.barrier_wait(consumed.at[(steps - 1) % STAGES])
+
+        if wide:
+
+            @pl.when(lax.axis_index("warpgroup") == 0)
+            def _():
+                share(pull_back_values, loads=True)
+
+            @pl.when(lax.axis_index("warpgroup") == 1)
+            def _():
+                share(pull_back_keys, loads=False)
+
+        else:
+            load_constants()
+            plgpu.barrier_wait(constants)
+            stream(steps, STAGES, load, compute_both, None)
         plgpu.wait_smem_to_gmem(0)
 
     arguments = [
@@ -210,9 +272,11 @@ def _run_backward(parts, key, value, mask, key_pivot, matrix, offset):
             value_tiles.rewritten(),
             plgpu.Barrier(num_arrivals=arrivals, num_barriers=STAGES),
             plgpu.Barrier(num_arrivals=count + 3),
+            [plgpu.Barrier(num_arrivals=2, num_barriers=STAGES)] * wide,
         ],
         grid=(batch, heads, groups),
         grid_names=("batch", "head", "group"),
+        **({"num_threads": 2, "thread_name": "warpgroup"} if wide else {}),
         compiler_params=COMPILER_PARAMS,
         kernel_name="sum_moments_backward",
     )(*arguments)
