@@ -75,8 +75,8 @@ class ConvStem(nnx.Module):
             zip(self.convolutions, self.norms, strict=True)
         ):
             x = x if index == 0 else jax.nn.gelu(x, approximate=False)
-            # Rows stay whole: where XLA splits them beside another axis of the mesh, it counts the
-            # gradient of the kernel twice (jaxlib 0.11.2 and 0.12.0.1).
+            # Rows stay whole: where XLA splits them and other devices hold copies, it adds up
+            # the kernel's gradient over the copies too (jaxlib 0.11.2 and 0.12.0.1).
             x = constrain(convolution(x), "batch", None, None, None)
             x = norm(x, train=train)
         return x.reshape(x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
